@@ -57,7 +57,7 @@ def built() -> Path | None:
 def compiled() -> Path | None:
     """The library in the cache for this processor and these sources; None as for `built`."""
     library = _library()
-    return library if library and library.exists() and _fault(library) is None else None
+    return library if library and _fault(library) is None else None
 
 
 def packaged() -> Path | None:
@@ -119,7 +119,7 @@ def ignored() -> str | None:
     None if the better one is used, or if there is none.
     """
     library = _library()
-    if library and library.exists():
+    if library and os.path.exists(library):  # False also in a folder that may not be read
         found = _fault(library)
         return f"the fused operator in the cache is not loaded: {found}; {MEND}." if found else None
     folder = LIBRARIES.resolve()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def path_of(*facts: object) -> Path | None:
 
 def kept_engine(path: Path | None) -> bytes | None:
     """The content of an engine; None if there is none, or if another user may have written it."""
-    if path is None or not path.exists():
+    if path is None or not os.path.exists(path):
         return None
     if found := fault(path, folder=path.parent):
         say_once(f"an engine in the cache is not used: {found}.")

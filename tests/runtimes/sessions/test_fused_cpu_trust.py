@@ -113,3 +113,9 @@ def test_a_relative_cache_folder_is_ignored(
     assert fused_cpu.built() is None
     with pytest.raises(UserError, match="name a folder in the variable XDG_CACHE_HOME"):
         fused_cpu.build()
+
+
+def test_a_cache_that_cannot_be_read_is_ignored(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/" + 300 * "x")  # which root cannot read either
+    assert fused_cpu.built() is None
+    assert fused_cpu.ignored() is None
