@@ -595,22 +595,26 @@ def _largest(holds: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def _uneven_rows(streams: _Streams) -> None:
-    """On a ring, the rows of a step may have unequal lengths: padding at their ends leaves no trace."""
+    """On a ring, the rows of a step may have unequal lengths: padding at their ends changes nothing."""
     T = streams.rule.segment
     P = streams.follows
     one = streams.tokens[ALL, :1]
     rest = streams.tokens[ALL, T:]
     padded = streams.tokens[ALL, :T]  # its first token is text, and the others are padding
     lengths = [1] * len(rest)
-    _, memory = streams.feed(padded, [T], streams.full, first=P)
+    begun, memory = streams.feed(padded, [T], streams.full, first=P)
     answers, _ = streams.feed(rest, lengths, memory, first=P + 1)
-    _, memory = streams.feed(one, [1], streams.full, first=P)
+    alone, memory = streams.feed(one, [1], streams.full, first=P)
     expected, _ = streams.feed(rest, lengths, memory, first=P + 1)
+    if streams.step_of.language_model:  # no other step is given lengths
+        answers[LOGITS] = torch.cat([begun[LOGITS][:, :1], answers[LOGITS]], dim=1)
+        expected[LOGITS] = torch.cat([alone[LOGITS], expected[LOGITS]], dim=1)
     streams.refuse_difference(
         answers,
         expected,
-        what="after a step that was padded at its end",
-        mend="hide what a ring holds beyond the M tokens before a token, by xl_export.ring_distances",
+        what="in or after a step that was padded at its end",
+        mend="hide what a ring holds beyond the M tokens before a token, by xl_export.ring_distances, and "
+        "use no length of the segment",
     )
 
 

@@ -246,6 +246,14 @@ class RingFull(Ring):
         return (distance > positions[:, :, None].clamp(min=0)) | (distance > M + offset)
 
 
+class RingFromSegmentEnd(RingFull):
+    """Its answers depend on how many tokens follow in the segment, and its memory does not."""
+
+    def step(self, tokens: Tensor, positions: Tensor, memory: Memory) -> Result:
+        logits, after = super().step(tokens, positions, memory)
+        return logits * (1 + positions[:, -1:, None] - positions[..., None]), after
+
+
 class OtherLogProb(Base):
     def log_prob(self, hidden: Tensor, targets: Tensor) -> Tensor:
         return hidden.gather(1, targets[:, None])[:, 0]  # forgets to normalise

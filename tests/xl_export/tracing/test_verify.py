@@ -140,6 +140,7 @@ def test_the_full_rule_lets_the_cut_matter(kind: type[nn.Module], form: AnyForm)
     [
         (modules.RingFutureSeen, "ring", "before a token that changes"),
         (modules.RingOwnFutureHidden, "ring", "after a step that was padded at its end"),
+        (modules.RingFromSegmentEnd, "ring", "after a step that was padded at its end"),
         (modules.PaddingSeen, "hidden", "after padding at negative positions"),
         (modules.SegmentSeen, "own", "after padding at negative positions"),
     ],
