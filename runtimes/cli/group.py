@@ -183,7 +183,7 @@ def _name(option: click.Parameter) -> str:
 
 
 def _no_number(error: click.BadParameter) -> str | None:
-    """One sentence for a number that is none or out of its range, for which click's own depends on the kind;
+    """One sentence for what is not a number or is out of range, for which click's own depends on the kind;
     None for any other parameter.
     """
     option = error.param

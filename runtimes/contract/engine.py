@@ -173,7 +173,7 @@ def _read(path: Path) -> EngineFacts:
     sound = bool(capabilities) and all(map(CAPABILITY.fullmatch, capabilities))
     if facts.schema != SCHEMA or names != ["segment", "token"] or not sound:
         raise ArtefactError(
-            f"{path} was altered: its schema, profiles or capabilities are none of an engine; {again}."
+            f"{path} was altered: its schema, profiles or capabilities cannot be an engine's; {again}."
         )
     return facts
 
