@@ -17,6 +17,7 @@ from runtimes import check, evaluate, generate, load_memory, open_session, save_
 from runtimes.base.errors import DivergedError, MissingPackageError, UserError
 from runtimes.contract.reference import load_reference
 from runtimes.contract.spec import GRAPH, WEIGHTS, load_spec
+from tests.runtimes.tasks.independent_texts import same_as_alone, some_texts
 from tests.xl_export.tracing import modules
 from tests.xl_export.tracing.modules import RULE, VOCAB
 from xl_export import trace
@@ -108,6 +109,13 @@ def test_rows_of_a_traced_ring_may_have_unequal_lengths(traced: dict[str, Path])
                 own, _ = session.step(fed[row : row + 1, :length], alone[row])
                 assert np.abs(logits[row, :length] - own[0]).max() < 1e-4
         at += lengths
+
+
+def test_texts_keep_their_scores_if_answers_count_from_the_segment_end(tmp_path: Path) -> None:
+    rule = dataclasses.replace(RULE, mask="full")
+    module = modules.RingFromSegmentEnd()
+    artefact = trace(module, tmp_path / "artefact", vocab=VOCAB, rule=rule, without={"unequal"})
+    same_as_alone(open_session(artefact), some_texts(1))
 
 
 @pytest.mark.parametrize(
