@@ -19,6 +19,7 @@ from runtimes.base.records import to_json
 from runtimes.cli.devices import devices_command as devices_at_the_edge
 from runtimes.cli.options import show
 from runtimes.contract.engine import NAMES, Flavour
+from runtimes.sessions.fused_cpu import built
 from runtimes.sessions.open import open_session
 from runtimes.sessions.ort_gpu.driver import ask_driver
 from runtimes.tasks.check import check
@@ -122,6 +123,8 @@ def _node() -> tuple[bool | None, str]:
     """A small model of random weights, whose attention is one kernel launch per layer."""
     if not _can_export():
         return None, "PyTorch exports the small model for it; export one elsewhere and run `xl-export check`."
+    if built() is None:  # a session would run the graph without the node
+        return None, "the library with the node is not built; run `xl-export fused-kernel`."
     from xl_export.demo.tiny import export_tiny
 
     with tempfile.TemporaryDirectory() as folder:

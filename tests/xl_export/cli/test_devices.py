@@ -39,6 +39,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ready, "ready_kernels", lambda capability: itertools.islice(READY(capability), 1))
     on_cpu = lambda folder, device="auto": check(folder, device="cpu" if device == "cuda" else device)  # noqa: E731
     monkeypatch.setattr(devices, "check", on_cpu)
+    monkeypatch.setattr(devices, "built", lambda: Path("library.so"))
 
 
 @pytest.mark.usefixtures("gpu")
@@ -64,6 +65,14 @@ def test_a_wrong_answer_fails_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -
     kernels, *others = json.loads(result.stdout)["trials"]
     assert [kernels["passed"], *(other["passed"] for other in others)] == [False, True, True]
     assert "build engines with --attention native" in kernels["sentence"]
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_node_without_its_library_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "built", lambda: None)
+    monkeypatch.setattr(devices, "find_spec", lambda name: None if name.startswith("tensorrt") else "here")
+    *_, node = json.loads(xl("devices", "--try", "--json").stdout)["trials"]
+    assert (node["passed"], node["sentence"].partition("; ")[2]) == (None, "run `xl-export fused-kernel`.")
 
 
 # Only the packages that run artefacts are installed.
