@@ -19,7 +19,7 @@ from runtimes import open_session
 from runtimes.base.errors import ArtefactError
 from runtimes.base.logits import log_sum_exp
 from runtimes.contract.precision import Precision
-from runtimes.contract.reference import Reference
+from runtimes.contract.reference import Reference, StepReference
 from runtimes.contract.spec import GRAPH
 from tests.nightly import matrix
 from tests.streams import rows
@@ -146,3 +146,16 @@ def test_quantised_answers_of_another_model_are_refused() -> None:
             else:
                 with pytest.raises(ArtefactError, match="as another model's would"):
                     validate.check_lowered(session, session, reference)
+
+
+@pytest.mark.parametrize("wrong", [2.0, np.nan])
+def test_outputs_of_another_step_are_refused(wrong: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = {name: np.ones((1, 8), np.float32) for name in ("first", "second")}
+    reference = StepReference(
+        inputs={}, segments=np.array([8]), restarts=np.zeros((1, 1), bool), outputs=right
+    )
+    facts = {"precision": "int8", "memory_precision": "fp32"}
+    session: Any = SimpleNamespace(spec=SimpleNamespace(**facts))
+    monkeypatch.setattr(validate, "replay_step", lambda *_: right | {"second": right["second"] * wrong})
+    with pytest.raises(ArtefactError, match="as another step's would"):
+        validate.check_lowered(session, None, reference)
