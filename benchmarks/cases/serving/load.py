@@ -121,17 +121,19 @@ def long(job: Job) -> Job:
     stream = _asked(job, "POST", STREAMS, {"tokens": job["prompt"]})["stream"]["id"]
     first, _ = _continued(job, stream, block)
     kept = _asked(job, "POST", f"{STREAMS}/{stream}/fork")["id"]
-    rest, _ = _continued(job, stream, job["tokens"] - block)
+    second, _ = _continued(job, stream, block)
+    for at in range(2 * block, job["tokens"], block):  # one answer of all of them could take hours
+        _continued(job, stream, min(block, job["tokens"] - at))
     seconds: dict[str, list[float]] = {"early": [], "late": []}
     for turn in range(job["rounds"]):
         young = _asked(job, "POST", f"{STREAMS}/{kept}/fork")["id"]
         for side in ("early", "late")[:: -1 if turn % 2 else 1]:
             ids, mean = _continued(job, young if side == "early" else stream, block)
-            if side == "early" and ids != rest[:block]:
+            if side == "early" and ids != second:
                 raise LoadError("a fork of a stored stream has drawn other tokens than the stream.")
             seconds[side].append(mean)
         _asked(job, "DELETE", f"{STREAMS}/{young}")
-    return {**seconds, "texts": [str(token) for token in (*first, *rest[:block])]}
+    return {**seconds, "texts": [str(token) for token in (*first, *second)]}
 
 
 def _asked(job: Job, method: str, path: str, body: Any = None) -> Any:
@@ -144,7 +146,10 @@ def _continued(job: Job, stream: str, count: int) -> tuple[list[int], float]:
     body = {"max_tokens": count, "temperature": 0.0, "ignore_eos": True, "surprisal": False}
     began = time.perf_counter()
     ids: list[int] = _asked(job, "POST", f"{STREAMS}/{stream}/continue", body)["tokens"]
-    return ids, (time.perf_counter() - began) / count
+    seconds = time.perf_counter() - began
+    if len(ids) != count:
+        raise LoadError(f"a stream has drawn {len(ids)} tokens; expected {count}.")
+    return ids, seconds / count
 
 
 JOBS = {
