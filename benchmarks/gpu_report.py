@@ -331,7 +331,7 @@ def print_machine() -> None:
         **versions(),
     }
     for package in distributions():
-        if package.name.startswith(PACKAGES):
+        if (package.name or "").startswith(PACKAGES):  # pip leaves folders without a name behind
             facts[package.name] = package.version
     for name, value in facts.items():
         print(f"{name}: {value}")
