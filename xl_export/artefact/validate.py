@@ -48,7 +48,7 @@ def validate(exported: GraphSession, original: Session) -> AnyReference:
     vocabulary. Then it compares two chained streams, segment by segment, that pass the end of the ring; one
     of them is restarted on the way. Then it compares a language model beyond token `FAR`, with a memory that
     is zero and visible. A traced graph may depend on positions in any way, so it is also compared far on
-    after a text, after padding and, on a ring, in a step whose rows have unequal lengths.
+    after a text, after padding and, if it is a language model on a ring, with rows of unequal lengths.
 
     Raises ArtefactError when any log-probability, or any output of another step, differs by more than the
     tolerance of the spec, and DivergedError when PyTorch's are not numbers. Differences of outputs are

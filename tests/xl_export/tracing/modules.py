@@ -397,6 +397,13 @@ class Signs(nn.Module):
         return {"signs": (self.out(mean) > 0).long()}, [context[:, length:]]
 
 
+class ShortSigns(Signs):
+    """It forgets where it is beyond 32 bits."""
+
+    def step(self, values: Tensor, positions: Tensor, memory: Memory) -> Result:
+        return super().step(values, positions % (1 << 32), memory)
+
+
 class Frames(nn.Module):
     """One input and one output without names: images in, and features out."""
 

@@ -189,6 +189,7 @@ def test_a_vocabulary_of_another_size_is_refused(tmp_path: Path) -> None:
     [
         (modules.Base, modules.ShortPositions, "a text that goes on beyond token"),
         (modules.Base, modules.PaddingSeen, "rows with padding"),
+        (modules.Signs, modules.ShortSigns, "a text that goes on beyond token"),
         (modules.Ring, modules.RingFull, "2 streams"),
     ],
 )
@@ -199,7 +200,8 @@ def test_a_traced_graph_is_compared_where_positions_are_unusual(
     sessions = []
     for kind in (right, right, wrong):
         step = ModuleStep(kind().eval())
-        sessions.append(ModuleSession(step, VOCAB, module_spec(step, VOCAB, RULE, None)))
+        vocab = VOCAB if step.language_model else None
+        sessions.append(ModuleSession(step, vocab, module_spec(step, vocab, RULE, None)))
     validate(sessions[1], sessions[0])
     with pytest.raises(UserError, match=message):
         validate(sessions[2], sessions[0])
