@@ -21,7 +21,7 @@ from runtimes.contract.spec import BUILD, SPEC
 # needed.
 OPENERS = {
     BUILD: "runtimes.sessions.tensorrt.session:TrtSession",  # before SPEC, which an engine has too
-    SPEC: "runtimes.sessions.artefact",
+    SPEC: "runtimes.sessions.artefact:",  # with the colon, an ImportError in it passes unchanged
     "config.json": "trainer.run.session:TorchSession",
 }
 
