@@ -113,7 +113,7 @@ def test_a_request_whose_client_has_left_is_not_answered() -> None:
         with pytest.raises(ClientLeftError), Wire(connection, cycle).cancelled_when_lost():
             pytest.fail("it was begun")
 
-    asyncio.run(answer())
+    in_thread(answer())
     assert cycle.disconnected, "uvicorn would report a fault, and answer in our place"
 
 
