@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from runtimes.base.errors import ArtefactError, StreamError
+from runtimes.base.errors import ArtefactError, MissingPackageError, StreamError
 from runtimes.base.folders import refuse_dataset, refuse_no_folder
 from runtimes.base.records import to_json
 from runtimes.base.startup import prepare_libraries
@@ -67,7 +67,16 @@ def opener_of(folder: Path) -> Opener:
     for marker, opener in OPENERS.items():
         if (folder / marker).is_file():
             prepare_libraries()  # before the module loads PyTorch or ONNX Runtime
-            return cast(Opener, resolve_name(opener))
+            try:
+                return cast(Opener, resolve_name(opener))
+            except ModuleNotFoundError as error:
+                if not opener.startswith(f"{error.name}"):
+                    raise
+                package = opener.partition(".")[0]
+                raise MissingPackageError(
+                    f"Python does not find the package {package} of xl-export; rename a file or folder named "
+                    f"{package} next to your script or in the working folder."
+                ) from error
     refuse_dataset(folder, give="a run, an artefact or an engine")
     if (folder / "config.pbtxt").is_file() or any(folder.glob("*/config.pbtxt")):
         raise ArtefactError(

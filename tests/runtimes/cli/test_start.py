@@ -170,6 +170,14 @@ def test_a_file_that_shadows_a_package_is_named(name: str, package: str, tmp_pat
     assert ended.stderr.splitlines()[-1].startswith(f"ImportError: {shadow} has the name of")
 
 
+def test_opening_a_run_next_to_a_file_called_trainer_names_it(tmp_path: Path) -> None:
+    (tmp_path / "trainer.py").touch()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").touch()
+    ended = python("-c", "import runtimes; runtimes.open_session('run')", folder=tmp_path)
+    assert "rename a file or folder named trainer" in ended.stderr.splitlines()[-1]
+
+
 IMPORTS = """
 import xl_export
 from xl_export.adapters import from_forward
