@@ -86,4 +86,4 @@ def fill(text: str, history: History) -> tuple[str, list[str]]:
 
 def _refuse_unknown(name: str, known: Iterable[str]) -> None:
     if name not in known:
-        raise ArtefactError(f"a page names {name}, which is none of {', '.join(known)}; correct the name.")
+        raise ArtefactError(f"a page names {name}; expected one of {', '.join(known)}.")

@@ -261,7 +261,7 @@ def memory_of(owner: str, arrays: Mapping[str, np.ndarray], session: Session, pa
             f"{path} holds the memory of artefact {owner:.12}, and this session runs {session.identity:.12}; "
             "open the artefact that the stream was started on, or start a new stream."
         )
-    # Copies in the byte order of this machine, whatever that of the file.
+    # Copies in the byte order of this machine, whatever the file has.
     tensors = {name: np.array(x, x.dtype.newbyteorder("="), order="C") for name, x in arrays.items()}
     memory = Memory(tensors.pop("positions"), tensors, owner)
     try:

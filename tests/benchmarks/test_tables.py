@@ -113,7 +113,7 @@ def test_an_unknown_name_changes_no_document(
     monkeypatch.setattr("benchmarks.__main__.ROOT", folder)
     result = call("tables")
     assert result.exit_code == 2
-    assert f"names nothing, which is none of {known}" in result.stderr
+    assert f"names nothing; expected one of {known}" in result.stderr
     assert (folder / "README.md").read_text(encoding="utf-8") == good
 
 

@@ -77,7 +77,7 @@ def launch(command: Sequence[str], processes: int) -> None:
 def reporting() -> Iterator[None]:
     """Passes a UserError of the block to the launcher, which prints it once for all processes.
 
-    A process that `torchrun` started prints it itself. For a process that trains alone nothing changes.
+    A process that `torchrun` started prints it itself. A single process is not affected.
     """
     folder = os.environ.get(REPORTS)
     if folder is not None:

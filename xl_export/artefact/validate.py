@@ -78,7 +78,7 @@ def validate(exported: GraphSession, original: Session) -> AnyReference:
         compare(f"a stream beyond token {FAR:,}", lengths, [far] + [0] * (rows - 1))
     if spec.exporter == "trace":
         S = spec.rule.slots
-        # The slot that is written next must be that of the position, and a whole segment begins there.
+        # The slot that is written next must belong to the position, and a whole segment begins there.
         before = (S // T + 1) * T if whole else S + FAR % S
         jump = FAR // math.lcm(S, T) * math.lcm(S, T) if whole else FAR - before
         lengths = [T] * (before // T) + [before % T] * (before % T > 0)
@@ -191,7 +191,7 @@ def check_lowered(
     other = "PyTorch's"
     if stored is not None:
         right = answers_of(stored, reference, "answers of the stored weights")
-        other = "those of the stored weights in fp32"
+        other = "the answers of the stored weights in fp32"
         _refuse_another_model(right, reference, name)
     mine = answers_of(lowered, reference, f"answers in {name}")
     _refuse_another_model(mine, reference, name)

@@ -81,29 +81,29 @@ def _counts(ctx: click.Context, option: click.Parameter, value: str | None) -> t
 @click.option(
     "--mem-len",
     type=click.IntRange(min=0),
-    help="Tokens that the artefact remembers (M). By default those of the run.",
+    help="Tokens that the artefact remembers (M). Default: as in the run.",
 )
 @click.option(
     "--segment",
     type=click.IntRange(min=1),
-    help="Most tokens in one step (T). By default those of the run.",
+    help="Most tokens in one step (T). Default: as in the run.",
 )
 @click.option(
     "--mask",
     type=click.Choice(get_args(Mask)),
     help="same-length: a token sees the M tokens before it. full: it sees all of the memory and of its "
-    "segment before it. By default the mask of the run.",
+    "segment before it. Default: as in the run.",
 )
 @click.option(
     "--clamp-len",
     type=click.IntRange(min=0),
-    help="Largest distance with a position of its own; 0 for no limit. By default the limit of the run.",
+    help="Largest distance with a position of its own; 0 for no limit. Default: as in the run.",
 )
 @click.option(
     "--initial-memory",
     type=click.Choice(get_args(InitialMemory)),
-    help="What the first tokens of a text see before it: nothing (masked), or a memory of zeros. By default "
-    "that of the run.",
+    help="What the first tokens of a text see before it: nothing (masked), or a memory of zeros. Default: as "
+    "in the run.",
 )
 @click.option(
     "--target",

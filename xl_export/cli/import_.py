@@ -65,7 +65,7 @@ def _vocabulary_path(given: str | None) -> Path | None:
 @click.option(
     "--settings",
     type=click.Path(path_type=Path),
-    help="JSON file with the next five options, under these names or those of the project. A bare state dict "
+    help="JSON file with the next five options, under these names or the project's. A bare state dict "
     "may also need n_head, cutoffs and pre_lnorm.",
 )
 @click.option(

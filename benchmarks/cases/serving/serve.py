@@ -110,7 +110,7 @@ class Bench(Job):
         return open_session(self.artefact, threads=threads, device="cpu")
 
     def baseline_loop(self, session: Session, streams: int) -> Baseline:
-        """Steps as those of streams after a prompt of one segment, between WARM and `long` tokens."""
+        """Steps of streams after a prompt of one segment, between WARM and `long` tokens."""
         return baseline_steps(session, streams, self.long - WARM, at=self.config.segment + WARM)
 
     def prompts(self, count: int, segments: int = 1, *, seed: int = 0) -> list[list[int]]:

@@ -61,7 +61,7 @@ class Tensors:
         return name in self._left
 
     def spell(self, name: str) -> str:
-        """Returns the name in the file, for messages; that of a tensor that is not there is `name` itself."""
+        """Returns the name in the file, for messages; `name` itself for a tensor that is not there."""
         return values.clean(self._in_file.get(name, name))
 
     def take(self, name: str, *shape: int) -> Tensor:

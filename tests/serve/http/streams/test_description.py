@@ -80,7 +80,7 @@ SHOWN = {
 
 
 def shape(value: Any) -> Any:
-    """The names of all fields and the kinds of their values; of a list that of its first element."""
+    """The names of all fields and the kinds of their values; for a list, the kind of its first element."""
     if isinstance(value, dict):
         return {name: shape(each) for name, each in value.items()}
     if isinstance(value, list):

@@ -275,7 +275,7 @@ def _wrong_field(why: str, expected: Any) -> RefusedError:
 
 
 def _fields(expected: Any) -> list[str]:
-    """The fields of a msgspec.Struct, of those of a union, or of nothing."""
+    """The fields of a msgspec.Struct, of all members of a union, or of nothing."""
     structs = [kind for kind in (expected, *get_args(expected)) if hasattr(kind, "__struct_fields__")]
     return [field.encode_name for kind in structs for field in msgspec.structs.fields(kind)]
 

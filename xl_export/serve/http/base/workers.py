@@ -142,7 +142,7 @@ def _steps_of(function: Callable[..., Any], arguments: Any, named: Any) -> Steps
 
 
 def background(work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-    """A task that goes on to its end whoever waits for it; event loops themselves keep no reference to it."""
+    """A task that runs to its end even if nothing awaits it; event loops hold only weak references."""
     task = asyncio.ensure_future(work)
     BACKGROUND.add(task)
     task.add_done_callback(BACKGROUND.discard)
