@@ -258,17 +258,11 @@ class Engine:
 
 def refuse_unserved(session: Session) -> None:
     """Raises StreamError for a session whose rows cannot advance by themselves, in place on the CPU."""
-    spec = session.spec
-    if spec is not None:
-        if not spec.circular:
-            raise StreamError(
-                f"the artefact has {spec.form} memory, in which streams cannot advance one by "
-                "one; export it with `--memory ring`."
-            )
-        if fault := spec.lengths_fault:
-            raise StreamError(
-                f"{fault}, and a server advances each stream by itself; serve another artefact, or the run."
-            )
+    if session.spec is not None and (fault := session.spec.lengths_fault):
+        raise StreamError(
+            f"{fault}, and a server advances each stream by itself; serve the run, or an artefact that was "
+            "exported with `--memory ring`."
+        )
     memory = session.start(2)
     token = np.zeros((2, 1), np.int64)
     session.predict(token, memory)

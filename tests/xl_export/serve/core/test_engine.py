@@ -181,8 +181,8 @@ def test_sessions_whose_rows_cannot_advance_apart_are_refused(
 ) -> None:
     from_end = next(sizes for sizes in ARCHITECTURES.values() if sizes.get("from_segment_end"))
     for folder, message in (
-        (artefacts["shift"], "has shift memory.*export it with `--memory ring`"),
-        (artefacts["hidden"], "has hidden memory"),
+        (artefacts["shift"], "in shift memory.*exported with `--memory ring`"),
+        (artefacts["hidden"], "in hidden memory"),
         (export(make_run(**from_end), tmp_path / "artefact"), "count from the end of the segment"),
     ):
         with pytest.raises(StreamError, match=message):
