@@ -38,7 +38,7 @@ class ProjectedModel:
         self.rule = rule
         self.around = around
         self.write = write or append
-        with torch.inference_mode():
+        with torch.no_grad():
             vectors = model.positions.vectors(rule.slots, rule)
             self.terms = [model.positions.terms(layer, vectors) for layer in range(len(model.blocks))]
 
@@ -55,7 +55,7 @@ class ProjectedModel:
         keys and values of one layer after the other, 2 L arrays [B, H, M, K].
         """
         T = tokens.shape[1]
-        with torch.inference_mode():
+        with torch.no_grad():
             visibility = visibility_of(T, positions, self.rule)
             x = self.model.embed(tokens)
             after = []

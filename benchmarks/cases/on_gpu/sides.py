@@ -2,7 +2,7 @@
 
 Engines and providers are in `SIDES`, PyTorch's models in `MODELS` and training steps in `TRAININGS`. The
 tests for a GPU and the case `gpu` share these tables: a test compares every side for a tiny model, and the
-case compares a side for the model that it times. Written without a GPU, and not run on one yet.
+case compares a side for the model that it times.
 """
 
 from __future__ import annotations
@@ -339,7 +339,7 @@ class Stream:
 
     def step(self, tokens: Tensor) -> Tensor:
         """Logits [B, 1, V] after the last of the tokens [B, T], when the device has computed them."""
-        with torch.inference_mode():
+        with torch.no_grad():
             logits, self.memory = self._step(tokens, self.memory, self.position)
             self.position = self.position + tokens.shape[1]
         if self.device.type == "cuda":

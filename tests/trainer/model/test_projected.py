@@ -57,3 +57,13 @@ def test_both_memories_give_the_same_answers(kind: str, rule: str) -> None:
         assert (answer[0] - outputs[-1][0]).abs().max() < 1e-9
         assert (answer[1, padding:] - outputs[-1][1, padding:]).abs().max() < 1e-9
         positions = positions + length
+
+
+def test_pytorch_compiles_the_step() -> None:
+    torch.manual_seed(0)
+    projected = ProjectedModel(LanguageModel(ModelConfig(**SIZES)).eval(), RULE)
+    compiled = torch.compile(projected.step, backend="aot_eager", dynamic=False)
+    given = torch.arange(3)[None], projected.start(1), torch.tensor([5])
+    expected, _ = projected.step(*given)
+    found, _ = compiled(*given)
+    assert (found - expected).abs().max() < 1e-6
