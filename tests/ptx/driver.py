@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -68,10 +68,6 @@ class EmulatedDriver:
     ) -> None:
         assert program.threads == kernel.threads
         execute(program, arguments, grid=grid, shared_bytes=kernel.shared_bytes, memory=self.memory)
-
-    def milliseconds(self, call: Callable[[], None]) -> float:
-        call()
-        return 0.0
 
     @contextmanager
     def freed(self) -> Iterator[None]:

@@ -45,9 +45,21 @@ def measure_rates() -> Rates:
     return Rates(copy=copy, halves=products[0], singles=products[1], launch=_launch())
 
 
-def gpu_timing(call: Callable[[], object], *, repeats: int) -> Timing:
-    """A timing by the GPU's own clock."""
-    return Timing.of([each * 1e3 for each in seconds(call, repeats=repeats)])
+def gpu_timing(call: Callable[[], object], *, repeats: int, launches: int = 10) -> Timing:
+    """A timing by the GPU's own clock of calls in a CUDA graph, without the time to launch kernels."""
+    graph = captured(call, launches)
+    return Timing.of([each * 1e3 / launches for each in seconds(graph.replay, repeats=repeats)])
+
+
+def captured(call: Callable[[], object], launches: int) -> torch.cuda.CUDAGraph:
+    """A CUDA graph of so many calls."""
+    call()  # what is made at the first call cannot be captured
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(launches):
+            call()
+    return graph
 
 
 def seconds(call: Callable[[], object], *, repeats: int = 10) -> list[float]:
@@ -67,10 +79,5 @@ def seconds(call: Callable[[], object], *, repeats: int = 10) -> list[float]:
 
 def _launch() -> float:
     x = torch.zeros(32, device="cuda")
-    x.add_(1)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(LAUNCHES):
-            x.add_(1)
+    graph = captured(lambda: x.add_(1), LAUNCHES)
     return min(seconds(graph.replay)) / LAUNCHES * 1e6

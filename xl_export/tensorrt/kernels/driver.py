@@ -1,8 +1,8 @@
 """The kernels as an engine launches them, without TensorRT: the PTX that a plan embeds goes through the CUDA
 driver, and the answers are compared with the naive operator.
 
-It needs the driver and `cuda-bindings`, and to compile also Triton. It was not run on a GPU; tests run it
-with a driver that executes the PTX on the CPU.
+It needs the driver and `cuda-bindings`, and to compile also Triton. Most tests run it with a driver that
+executes the PTX on the CPU; `pytest -m gpu` runs it on a GPU.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from xl_export.tensorrt.naive import naive_relative_attention
 from xl_export.tensorrt.operator import Attributes
 
 TOLERANCES = {"float16": 3e-3, "float32": 1e-5}  # of answers whose largest number is about 1
+LAUNCHES = 10  # of a call in the CUDA graph that is timed
 
 
 class Driver:
@@ -54,6 +55,7 @@ class Driver:
             raise ArtefactError(f"{_NO_GPU} ({problem.name}).")
         self._device = self._ask("cuDeviceGet", 0)
         self._ask("cuCtxSetCurrent", self._ask("cuDevicePrimaryCtxRetain", self._device))
+        self._stream = self._ask("cuStreamCreate", 0)
         self._addresses: list[Any] = []
         self._modules: list[Any] = []
 
@@ -108,29 +110,42 @@ class Driver:
         )
         assert len(kinds) == len(arguments), (kernel.name, kinds, arguments)
         block = (kernel.threads, 1, 1)
-        stream = 0
         self._ask(
             "cuLaunchKernel",
             function,
             *grid,
             *block,
             kernel.shared_bytes,
-            stream,
+            self._stream,
             (tuple(arguments), kinds),
             0,
         )
 
-    def milliseconds(self, call: Callable[[], None]) -> float:
-        """How long the GPU works on what `call` queues."""
+    def milliseconds(self, call: Callable[[], None], repeats: int) -> tuple[float, ...]:
+        """How long the GPU works on what `call` queues, measured so often.
+
+        A CUDA graph holds the launches of several calls, as an engine's does: Python queues kernels of
+        microseconds more slowly than a GPU computes them.
+        """
+        modes = self._cuda.CUstreamCaptureMode
+        self._ask("cuStreamBeginCapture", self._stream, modes.CU_STREAM_CAPTURE_MODE_RELAXED)
+        for _ in range(LAUNCHES):
+            call()
+        graph = self._ask("cuStreamEndCapture", self._stream)
+        launched = self._ask("cuGraphInstantiate", graph, 0)
         start, stop = (self._ask("cuEventCreate", 0) for _ in range(2))
-        self._ask("cuEventRecord", start, 0)
-        call()
-        self._ask("cuEventRecord", stop, 0)
-        self._ask("cuEventSynchronize", stop)
-        elapsed = float(self._ask("cuEventElapsedTime", start, stop))
+        took = []
+        for _ in range(repeats):
+            self._ask("cuEventRecord", start, self._stream)
+            self._ask("cuGraphLaunch", launched, self._stream)
+            self._ask("cuEventRecord", stop, self._stream)
+            self._ask("cuEventSynchronize", stop)
+            took.append(float(self._ask("cuEventElapsedTime", start, stop)) / LAUNCHES)
         for event in (start, stop):
             self._ask("cuEventDestroy", event)
-        return elapsed
+        self._ask("cuGraphExecDestroy", launched)
+        self._ask("cuGraphDestroy", graph)
+        return tuple(took)
 
     @contextmanager
     def freed(self) -> Iterator[None]:
@@ -169,7 +184,7 @@ def parameter_kinds(kernel: Kernel) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The operator's answer [B, H, T, K] from a GPU, and the milliseconds of each repeat."""
+    """The operator's answer [B, H, T, K] from a GPU, and the milliseconds that each repeat took."""
 
     answer: np.ndarray
     milliseconds: tuple[float, ...]
@@ -183,12 +198,12 @@ def run_embedded(
     mem_len: int | None = None,
     tactic: Tactic,
     join: Tactic,
-    repeats: int = 1,
+    repeats: int = 0,
 ) -> Answer:
     """What the two kernels of an engine for this GPU answer to the operator's inputs.
 
-    inputs: by name, in the operator's order. mem_len: of the operator over a ring, or None. Raises
-    ArtefactError if the driver refuses a kernel.
+    inputs: by name, in the operator's order. mem_len: of the operator over a ring, or None. repeats: how
+    often it is timed. Raises ArtefactError if the driver refuses a kernel.
     """
     kernels = compile_pair(
         [array.shape for array in inputs.values()],
@@ -223,7 +238,7 @@ def compile_pair(
 
 
 def run_kernels(
-    driver: Driver, inputs: Mapping[str, np.ndarray], first: Kernel, second: Kernel, *, repeats: int = 1
+    driver: Driver, inputs: Mapping[str, np.ndarray], first: Kernel, second: Kernel, *, repeats: int = 0
 ) -> Answer:
     """What two kernels answer to the operator's inputs, with an engine's grids and arguments."""
     query = inputs["query"]
@@ -245,9 +260,10 @@ def run_kernels(
             grid = (-(-(B * H * T) // second.block_t), 1, 1)
             driver.launch(joining, grid, second, [addresses[0], mixed, level, B * H * T, number, out])
 
-        took = tuple(driver.milliseconds(call) for _ in range(repeats))
+        call()
         answer = np.empty_like(query)
         driver.download(answer, out)
+        took = driver.milliseconds(call, repeats) if repeats else ()
     return Answer(answer=answer, milliseconds=took)
 
 

