@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks import measure
-from runtimes.base.errors import MissingPackageError
+from runtimes.base.errors import ConfigError, MissingPackageError
 from runtimes.sessions.ort_gpu.driver import ask_driver
 from tests.gpu import stand_ins
 
@@ -31,8 +31,12 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
-    """A test whose package is not installed is skipped, with the sentence that says how to install it."""
+    """A test whose package is missing, or serves other GPUs only, is skipped with its sentence."""
     try:
         return (yield)
     except MissingPackageError as error:
+        pytest.skip(str(error))
+    except ConfigError as error:
+        if "TensorRT-RTX builds nothing" not in str(error):
+            raise
         pytest.skip(str(error))
