@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
@@ -108,9 +109,7 @@ def package_versions() -> dict[str, str]:
     from importlib.metadata import PackageNotFoundError, version  # importing it takes as long as opening
 
     installed = {}
-    for package in ("xl-export", "numpy", "onnx-ir", "onnxruntime", "torch"):
-        try:
-            installed[package] = version(package)
-        except PackageNotFoundError:  # a checkout on the path, or onnxruntime-gpu in place of onnxruntime
-            continue
+    for package in ("xl-export", "numpy", "onnx-ir", "onnxruntime", "onnxruntime-gpu", "torch"):
+        with contextlib.suppress(PackageNotFoundError):  # or a checkout on the path
+            installed[package.removesuffix("-gpu")] = version(package)
     return installed
