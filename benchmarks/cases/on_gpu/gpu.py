@@ -2,7 +2,7 @@
 
 Each side is a process of its own with a limit, so a side that crashes or hangs ends no other. It is compared
 with the CPU first and timed only if its answers are right; otherwise its row says what is wrong. The limits
-are the GPU's own, measured in the same run. Written without a GPU, and not run on one yet.
+are the GPU's own, measured in the same run.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from benchmarks.cases.on_gpu.sides import (
 from benchmarks.checked_sessions import filled
 from benchmarks.configs import CONFIGS, BenchmarkConfig
 from benchmarks.measure import Timing, take_turns
-from benchmarks.runs import Figures
+from benchmarks.runs import Figures, History, Run
 from runtimes import Session
 from runtimes.base.errors import UserError, first_line, of_library
 from runtimes.base.files import read_json, write_json
@@ -270,9 +270,16 @@ def _least(row: Figures) -> float | None:
     return max((ms for ms in (row["reading"], row["computing"]) if ms is not None), default=None)
 
 
+def newest(history: History) -> list[Run]:
+    """The runs of the size and the commit that were measured last."""
+    runs = history.of("gpu")
+    same = ("config", "commit")
+    return [run for run in runs if all(run.document[key] == runs[-1].document[key] for key in same)]
+
+
 CASE = Case(
     name="gpu",
-    summary="steps on an NVIDIA GPU: engines, providers, PyTorch and training (never run)",
+    summary="steps on an NVIDIA GPU: engines, providers, PyTorch and training",
     run=run,
     keys=("side", "batch", "tokens"),
     columns=(
@@ -307,6 +314,8 @@ CASE = Case(
         ),
     ),
     unavailable=lambda: ask_driver().fault,
+    published=newest,
+    notes=lambda lines: sorted({f"GPU: {line.row['device']}." for line in lines if line.row["device"]}),
     resumable=True,
     precision="mixed",
 )
