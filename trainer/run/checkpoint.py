@@ -152,10 +152,13 @@ def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def load_tensors(path: Path, *, expected: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+def load_tensors(
+    path: Path, *, expected: Mapping[str, Tensor | None]
+) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Returns tensors and metadata of a safetensors file.
 
-    It must have exactly the names, shapes and types of `expected`, and the values that were written.
+    It must have exactly the names, shapes and types of `expected`, and the values that were written. None
+    stands for any shape and type.
     """
     try:
         refuse_other_kinds(path)
@@ -175,7 +178,7 @@ def load_tensors(path: Path, *, expected: Mapping[str, Tensor]) -> tuple[dict[st
         ) from error
     for name, like in expected.items():
         found = tensors[name]
-        if (found.dtype, found.shape) != (like.dtype, like.shape):
+        if like is not None and (found.dtype, found.shape) != (like.dtype, like.shape):
             raise ArtefactError(
                 f"{path}: {name} is {found.dtype} {list(found.shape)}, expected {like.dtype} "
                 f"{list(like.shape)}."

@@ -120,8 +120,9 @@ def resume(run: Path | str, *, steps: int | None = None, progress: bool = True) 
     becomes 0, because a run that it ended would end again at once.
 
     On the CPU, with as many threads and processes as before, every bit is as if training had never stopped.
-    With another number of processes the losses are the same up to rounding, and dropout draws other random
-    numbers. Raises UserError that names the other process where one is writing to the run.
+    With another number of processes, or on another kind of device, the losses are the same up to rounding,
+    and dropout draws other random numbers. Raises UserError that names the other process where one is writing
+    to the run.
     """
     run = Path(run)
     config = config_of(run, steps=steps)

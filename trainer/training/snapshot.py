@@ -155,17 +155,16 @@ def restore(training: Training, run: Path) -> None:
     # A run whose steps were raised goes on, and its last score is then not the final one.
     training.final = facts.final if training.finished else None
     shared = _shared(training)
-    # The file holds the memory of all lanes and one random state for each process that there was. Only their
-    # shapes are needed to check it, so they are made on the device `meta`, which takes no memory.
+    # The file holds the memory of all lanes and one random state for each process that there was. Only the
+    # shapes of the memory are needed to check it, so it is made on the device `meta`, which takes none.
     with torch.device("meta"):
         M = training.rule.mem_len
         lanes = {
             f"memory.{layer}": torch.empty(config.batch, M, tensor.shape[-1])
             for layer, tensor in enumerate(training.memories[0])
         }
-        random = torch.empty(facts.ranks, len(_random_state(ranks.device)), dtype=torch.uint8)
     # The whole file is checked before anything is changed, so a damaged file leaves no half-restored state.
-    saved, _ = load_tensors(path, expected=shared | lanes | {"random": random})
+    saved, _ = load_tensors(path, expected={**shared, **lanes, "random": None})
     if broken := _not_finite(saved):
         raise ArtefactError(
             f"{path} cannot be used, because {broken[0]} holds {broken[1]}; start a new run with a lower "
@@ -180,12 +179,13 @@ def restore(training: Training, run: Path) -> None:
         training.average.n_averaged.fill_(facts.averaged)
     scale = {"scale": facts.scale, SCALE_STEPS: facts.scale_steps}
     training.scaler.load_state_dict(training.scaler.state_dict() | scale)  # nothing if it is not enabled
-    if ranks.rank < facts.ranks:
+    if ranks.rank < facts.ranks and saved["random"].shape[-1] == len(_random_state(ranks.device)):
         # A row of the tensor shares the storage of all rows, and PyTorch would read the storage from its
         # start: `clone`.
         _set_random_state(ranks.device, saved["random"][ranks.rank].clone(), path)
     else:
-        # There was no such process before. It gets a state of its own, that no process has had at this step.
+        # There was no such process before, or it was on another kind of device. It gets a state of its own,
+        # that no process has had at this step.
         torch.manual_seed(config.seed + ranks.rank + facts.step)
 
 

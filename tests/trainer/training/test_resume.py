@@ -151,6 +151,13 @@ def test_the_scale_of_the_loss_is_resumed(make_config: Make, stopped: Stopped) -
     assert (facts["scale"], facts["scale_steps"]) == (2.0**10, 5), "it doubles after 2000 steps in range"
 
 
+def test_a_run_of_another_kind_of_device_is_resumed(make_config: Make, stopped: Stopped) -> None:
+    run = stopped(make_config(), 7)
+    tensors, facts = state(run)
+    rewrite(run, tensors | {"random": torch.zeros(1, 16, dtype=torch.uint8)}, facts)  # as on `cuda`
+    assert state(resume(run, progress=False))[1]["step"] == make_config().steps
+
+
 def with_facts(change: dict[str, Any] | None) -> Callable[[Path], None]:
     def altered(run: Path) -> None:
         tensors, facts = state(run)
