@@ -180,7 +180,7 @@ def train_command(
     with reporting(), _interruptible(run):
         with text_as_progress(as_json):
             if resume_run:
-                settings = config_of(resume_run, steps=changes.get("steps"))
+                settings = config_of(resume_run, **changes)
             elif plans:
                 planned = _planned(run, force, from_run, minutes or MINUTES, changes)
                 settings = _changed(planned, set_, changes)
@@ -191,7 +191,8 @@ def train_command(
             with tempfile.TemporaryDirectory(prefix="xl-export-") as folder:
                 words = [*(["--force"] * force), *(["--json"] * as_json)]
                 if resume_run:
-                    words += ["--resume", str(resume_run), f"--steps={settings.steps}"]
+                    words += ["--resume", str(resume_run)]
+                    words += [f"--steps={settings.steps}", f"--device={settings.device}"]
                 else:
                     write_json(Path(folder) / "config.json", to_json(settings))
                     words += [f"{folder}/config.json", "--out", str(out)]
@@ -200,7 +201,7 @@ def train_command(
             return  # the first of the processes has printed what comes next
         with text_as_progress(as_json):
             if resume_run:
-                resume(resume_run, steps=changes.get("steps"))
+                resume(resume_run, **changes)
             else:
                 train(settings, run, force=force)
     if _is_first():
@@ -223,10 +224,10 @@ def _refuse_contradictions(
         raise UserError(
             "--resume continues a run as it was configured; leave out CONFIG and --force, or start a new run."
         )
-    if resume_run and (other := [name for name in changes if name != "steps"]):
+    if resume_run and (other := [name for name in changes if name not in ("steps", "device")]):
         raise UserError(
-            f"--resume continues a run as it was configured, and only --steps may be larger than before; "
-            f"leave out --{_option(other[0])}, or start a new run."
+            "--resume continues a run as it was configured, and only --steps and --device may change; leave "
+            f"out --{_option(other[0])}, or start a new run."
         )
 
 

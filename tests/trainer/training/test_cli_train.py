@@ -59,6 +59,10 @@ def test_resume_continues_a_run(config: str, tmp_path: Path) -> None:
     assert "continues from step 4 to 6; the learning rate follows the longer schedule" in result.stdout
     assert json.loads((tmp_path / "run/config.json").read_text())["steps"] == 6
     refused(train("--resume", tmp_path / "run", "--steps", "5"), "--steps is 5", "larger")
+    refused(train("--resume", tmp_path / "run", "--seed", "5"), "only --steps and --device", "--seed")
+    recorded = json.loads((tmp_path / "run/config.json").read_text())
+    write_json(tmp_path / "run/config.json", recorded | {"device": "mps"})  # as if from another machine
+    assert train("--resume", tmp_path / "run", "--device", "cpu").exit_code == 0
     assert lines_of(tmp_path / "run")[-1]["step"] == 6
 
 
