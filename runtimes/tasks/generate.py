@@ -16,7 +16,7 @@ from runtimes.contract.sampling import Sampler
 from runtimes.contract.session import Session
 from runtimes.contract.vocabulary import Decoder, Vocab, WholeTokens
 from runtimes.contract.vocabulary.growing_text import GrowingText, Reason, border_of
-from runtimes.tasks.sample import Draw, Penalties, penalties_of
+from runtimes.tasks.sample import Draw, Penalties, numbers, penalties_of
 
 Prompt: TypeAlias = str | Sequence[int] | np.ndarray  # a text, or token ids
 
@@ -209,7 +209,7 @@ def _generate(
             refuse_unpromised(session.spec.without, starts, session.rule.segment)
         memory.positions[:] = starts
     logits = feed(session, tokens, memory, lengths)
-    uniform = [np.random.default_rng([seed, row]).random for row in range(len(tokens))]
+    uniform = [numbers(seed, row) for row in range(len(tokens))]
     border = border_of(session.vocab)
     texts = [GrowingText(decoder, stop, border) for decoder in decoders]
     token = np.zeros((len(tokens), 1), np.int64)
@@ -223,7 +223,7 @@ def _generate(
             places = slice(None) if everyone else going
             draw = Draw([sampler] * len(going), session.vocab.size, [penalties[row] for row in going])
             counts = None if everyone or not keep else np.isin(range(len(texts)), going).astype(np.int64)
-        drawn = draw(logits[places], [uniform[row]() for row in going])
+        drawn = draw(logits[places], [next(uniform[row]) for row in going])
         token[places, 0] = drawn
         last = count == max_tokens
         for row, new in zip(going, drawn.tolist(), strict=True):

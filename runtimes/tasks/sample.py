@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -15,7 +15,19 @@ COLDEST = 1e-250  # a temperature this low is greedy, and no difference of logit
 NOT_FINITE = (
     "the model's logits are not finite, so no token can be drawn; its weights are damaged or diverged."
 )
+AT_ONCE = 64  # random numbers
 CELLS = 1 << 16  # logits that are drawn from at once; the arrays of more would leave the processor's cache
+
+
+def numbers(seed: int, row: int) -> Iterator[float]:
+    """The random numbers of [0, 1) with which a row draws its tokens, without an end.
+
+    Many are made at once: a step leaves none of NumPy's code in the processor's cache, so a call of its
+    generator after each takes 7 µs.
+    """
+    chance = np.random.default_rng([seed, row])
+    while True:
+        yield from chance.random(AT_ONCE).tolist()
 
 
 class Penalties:

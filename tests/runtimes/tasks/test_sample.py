@@ -10,7 +10,7 @@ import pytest
 
 from runtimes.base.errors import UserError
 from runtimes.contract.sampling import Sampler
-from runtimes.tasks.sample import CELLS, Draw, penalties_of
+from runtimes.tasks.sample import AT_ONCE, CELLS, Draw, numbers, penalties_of
 from tests.sampling import make_cases, read_cases
 
 LOGITS = np.array([0.5, 2.0, -1.0, 2.0, 1.5, -3.0], np.float32)
@@ -26,6 +26,12 @@ def drawn(sampler: Sampler, logits: np.ndarray = LOGITS, count: int = 4000) -> n
 def softmax(logits: np.ndarray) -> np.ndarray:
     weights = np.exp(logits - logits.max())
     return weights / weights.sum()
+
+
+def test_a_row_draws_with_numbers_that_are_made_one_by_one() -> None:
+    count = 2 * AT_ONCE + 1
+    chance = np.random.default_rng([3, 1])
+    assert list(itertools.islice(numbers(3, 1), count)) == [chance.random() for _ in range(count)]
 
 
 def test_every_case_draws_its_token() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
 from runtimes.contract.vocabulary.growing_text import GrowingText, border_of
-from runtimes.tasks.sample import Penalties
+from runtimes.tasks.sample import Penalties, numbers
 from xl_export.serve.core.admission import Quota, Reservation
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Answer, Reason, Task
@@ -89,7 +89,7 @@ class Running:
             decoder.prime(before[-PRIMED:].tolist())
             border = border_of(session.vocab)
             self.text = GrowingText(decoder, drawing.stop, border, goes_on=task.keep)
-            self.uniform = np.random.default_rng([drawing.seed, drawing.index]).random
+            self.uniform = numbers(drawing.seed, drawing.index).__next__
 
     @property
     def prompt_left(self) -> int:
