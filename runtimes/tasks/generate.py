@@ -16,7 +16,7 @@ from runtimes.contract.sampling import Sampler
 from runtimes.contract.session import Session
 from runtimes.contract.vocabulary import Decoder, Vocab, WholeTokens
 from runtimes.contract.vocabulary.growing_text import GrowingText, Reason, border_of
-from runtimes.tasks.sample import Draw, Penalties, numbers, penalties_of
+from runtimes.tasks.sample import NOT_FINITE, Draw, Penalties, numbers, penalties_of
 
 Prompt: TypeAlias = str | Sequence[int] | np.ndarray  # a text, or token ids
 
@@ -223,10 +223,12 @@ def _generate(
             places = slice(None) if everyone else going
             draw = Draw([sampler] * len(going), session.vocab.size, [penalties[row] for row in going])
             counts = None if everyone or not keep else np.isin(range(len(texts)), going).astype(np.int64)
-        drawn = draw(logits[places], [next(uniform[row]) for row in going])
+        drawn = draw.tokens(logits if everyone else logits[going], [next(uniform[row]) for row in going])
+        if -1 in drawn:
+            raise UserError(NOT_FINITE)
         token[places, 0] = drawn
         last = count == max_tokens
-        for row, new in zip(going, drawn.tolist(), strict=True):
+        for row, new in zip(going, drawn, strict=True):
             text = texts[row]
             added = text.finish() if new == end else text.add(new, last=last)
             yield Piece(row, new, added, text.ended)

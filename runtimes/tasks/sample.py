@@ -109,22 +109,22 @@ class Draw:
         Raises UserError if a row has no finite maximum.
         """
         tokens = self.tokens(logits, uniform)
-        if -1 in tokens.tolist():
+        if -1 in tokens:
             raise UserError(NOT_FINITE)
-        return tokens
+        return np.array(tokens)
 
-    def tokens(self, logits: np.ndarray, uniform: Sequence[float] | np.ndarray) -> np.ndarray:
-        """The same; -1 for a row without a finite maximum."""
+    def tokens(self, logits: np.ndarray, uniform: Sequence[float] | np.ndarray) -> list[int]:
+        """The same as a list; -1 for a row without a finite maximum."""
         if self._penalties:
             logits = logits.astype(np.float64)
             for row, penalties in self._penalties:
                 penalties.apply(logits[row])
         if self._only is not None:
-            tokens = np.array([_drawn_alone(logits[0], uniform, *self._only)])
+            tokens = [_drawn_alone(logits[0], uniform, *self._only)]
         else:
-            tokens = self._of_rows(logits, uniform)
+            tokens = self._of_rows(logits, uniform).tolist()
         for row, penalties in self._penalties:
-            penalties.add(int(tokens[row]))
+            penalties.add(tokens[row])
         return tokens
 
     def _of_rows(self, logits: np.ndarray, uniform: Sequence[float] | np.ndarray) -> np.ndarray:
@@ -150,7 +150,8 @@ class Draw:
         rows = self._rows[: len(logits)]
         kept = ids = None
         if self._edges != [0]:  # top_k
-            ordered = np.partition(logits, self._edges, axis=1)
+            ordered = logits.copy()  # np.partition does the same in 3 µs more
+            ordered.partition(self._edges, axis=1)
             one = len(self._edges) == 1
             kept = logits >= (
                 ordered[:, self._edges[0], None] if one else ordered[rows, self._edge[part], None]
@@ -201,7 +202,9 @@ def _drawn_alone(
         return token
     ids = None
     if edge:
-        ids = (logits >= np.partition(logits, edge)[edge]).nonzero()[0]
+        ordered = logits.copy()
+        ordered.partition(edge)
+        ids = (logits >= ordered[edge]).nonzero()[0]
         logits = logits[ids]
     weights = np.subtract(logits, highest, dtype=np.float64)
     if sampler.temperature != 1:
@@ -210,7 +213,9 @@ def _drawn_alone(
     if sampler.min_p:
         weights *= weights >= sampler.min_p
     if sampler.top_p < 1:
-        ordered = np.sort(weights)[::-1]
+        ordered = weights.copy()
+        ordered.sort()
+        ordered = ordered[::-1]
         up_to = np.add.accumulate(ordered)
         weights *= weights >= ordered[(up_to >= sampler.top_p * up_to[-1]).argmax()]
     up_to = np.add.accumulate(weights)

@@ -145,12 +145,12 @@ def test_generate_shows_each_piece_as_it_comes(
     artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: list[str] = []  # what standard output's reader has got when each token is drawn
-    original = generation.Draw.__call__
+    original = generation.Draw.tokens
 
-    def spy(self: generation.Draw, logits: np.ndarray, uniform: list[float]) -> np.ndarray:
+    def spy(self: generation.Draw, logits: np.ndarray, uniform: list[float]) -> list[int]:
         shown.append(sys.stdout.buffer.getvalue().decode())  # type: ignore[attr-defined]
         return original(self, logits, uniform)
 
-    monkeypatch.setattr(generation.Draw, "__call__", spy)
+    monkeypatch.setattr(generation.Draw, "tokens", spy)
     result = xl("generate", artefacts["ring"], "--prompt", "The ", "--tokens", 6)
     assert shown == [result.stdout[: 4 + count] for count in range(6)]

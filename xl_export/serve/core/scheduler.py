@@ -687,9 +687,8 @@ class RowSampler:
         """The token of each row of logits float32 [N, V]; -1 if a row has no finite maximum."""
         uniform = () if self._draw.greedy else [next_number() for next_number in self._uniform]
         tokens = self._draw.tokens(logits, uniform)
-        self.tokens = tokens[:, None]
-        drawn: list[int] = tokens.tolist()
-        return drawn
+        self.tokens = np.array(tokens)[:, None]
+        return tokens
 
     def log_probs(
         self, logits: np.ndarray, tokens: Sequence[int]
