@@ -234,7 +234,7 @@ def _generate(
             yield Piece(row, new, added, text.ended)
         rows = [row for row in going if texts[row].ended is None]
         if keep or rows:  # rows that ended before see nothing more, if their memory is kept
-            logits = feed(session, token, memory, counts)
+            logits, _ = session.predict(token, memory, lengths=counts)
         if not rows:
             return
 
