@@ -21,6 +21,9 @@ from xl_export.serve.core.task import Delivery, Ended, Task
 
 LOG = logging.getLogger(__name__)
 LOST = "the engine has ended by a fault of its own; see the server's log, and start it again."
+# Seconds between two deliveries if steps are shorter. Each delivery wakes the event loop, which then contends
+# for Python's lock: with one for each token, the only stream of a small model had a quarter fewer tokens.
+APART = 0.001
 # Bounds of Retry-After, in seconds.
 LEAST_WAIT = 1.0
 MOST_WAIT = 60.0
@@ -32,8 +35,8 @@ STEPS = 3  # what a step writes to the memory shows in the logits of the steps a
 class Engine:
     """Advances many streams by one session.
 
-    deliver: called on the engine's thread with the answers of each iteration, once and in order; it must not
-    block.
+    deliver: called on the engine's thread with the answers of one or several iterations, once and in order;
+    it must not block.
     Raises StreamError for a session whose rows cannot be served so.
     """
 
@@ -67,7 +70,8 @@ class Engine:
         self._sleeping = False
         #: Of the engine's thread, outside of steps of the session and without waiting for work.
         self.other_seconds = 0.0
-        self._undelivered: Delivery = []  # of the last iteration
+        self._undelivered: Delivery = []
+        self._delivered = 0.0  # when
         self._thread = threading.Thread(target=self._run, name="xl-export engine", daemon=True)
 
     def start(self) -> None:
@@ -223,24 +227,23 @@ class Engine:
                 self._commands = []
             scheduler.fail_all(error, runs)
             delivery = scheduler.delivery()
-        if self._undelivered:  # no step has sent it
-            self._flush()
-        # Every wake-up contends for Python's lock. So the answers go out when the next step, which does not
-        # need the lock, is about to begin. They go out now if much happens before that step: rows may be
-        # moved while tasks wait for one, and if no row decodes, pieces of prompts are chosen, or there is no
-        # next step. So a server with a queue holds nothing back.
-        self._undelivered = delivery
+        # The answers go out when a next step, which does not need Python's lock, is about to begin. They go
+        # out now if much happens before that step: rows may be moved while tasks wait for one, and if no row
+        # decodes, pieces of prompts are chosen, or there is no next step. So a server with a queue holds
+        # nothing back.
+        self._undelivered += delivery
         if not scheduler.rows.decoding or scheduler.queue.count:
             self._flush()
         self.other_seconds += time.perf_counter() - began - (scheduler.model_seconds - before)
         return stopping
 
     def _flush(self) -> None:
-        """Delivers the answers of the last iteration, once."""
+        """Delivers the answers that were not delivered yet."""
         delivery = self._undelivered
         if not delivery:
             return
         self._undelivered = []
+        self._delivered = time.perf_counter()
         for task, answers in delivery:
             if answers[-1].__class__ is Ended and (run := self._submitted.pop(task, None)) is not None:
                 run.place.release()
@@ -250,9 +253,12 @@ class Engine:
             LOG.exception("the answers of %d tasks could not be delivered", len(delivery))
 
     def _flush_in_a_step(self) -> None:
-        """The same; the time that it takes counts as the engine's own, and not as the model's."""
+        """The same, if the delivery before is long ago or a task has ended. The time that it takes counts as
+        the engine's own, and not as the model's.
+        """
         began = time.perf_counter()
-        self._flush()
+        if began - self._delivered >= APART or len(self._submitted) > len(self.scheduler.runs):
+            self._flush()
         self.scheduler.delivery_seconds += time.perf_counter() - began
 
 

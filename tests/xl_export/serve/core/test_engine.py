@@ -140,7 +140,11 @@ def test_stopping_returns_in_time_although_a_step_hangs(session: Session) -> Non
     assert [end.reason for end in clients.ends(task)] == ["stopped"]
 
 
-def test_a_token_is_delivered_before_the_next_step(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("apart", "before_each_step"), [(0.0, [0, 1, 2, 3, 4]), (60.0, [0, 1, 1, 1, 1])])
+def test_tokens_are_delivered_before_a_step_if_others_were_long_ago(
+    apart: float, before_each_step: list[int], session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("xl_export.serve.core.engine.APART", apart)
     clients, known = Clients(), []
     engine = Engine(session, EngineSettings(rows=2), deliver=clients.deliver)
     engine.submit(task := Task(tokens=np.arange(3), drawing=Drawing(max_tokens=5, ends=False)))
@@ -154,8 +158,22 @@ def test_a_token_is_delivered_before_the_next_step(session: Session, monkeypatch
     engine.start()
     clients.wait(task)
     engine.stop(within=60)
-    assert known == [0, 1, 2, 3, 4]
+    assert known == before_each_step
     assert session.before_run is None  # the session does not keep an engine that has ended
+
+
+def test_an_end_does_not_wait_for_the_tokens_of_others(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("xl_export.serve.core.engine.APART", 1e9)
+    clients = Clients()
+    engine = Engine(session, EngineSettings(rows=2, unread=10**9), deliver=clients.deliver)
+    engine.submit(other := endless())
+    engine.submit(task := Task(tokens=np.arange(3), drawing=Drawing(max_tokens=5, ends=False)))
+    engine.start()
+    clients.wait(task)
+    assert not clients.ends(other)
+    engine.stop(within=60)
 
 
 def test_a_delivery_that_fails_stops_nobody(session: Session) -> None:
