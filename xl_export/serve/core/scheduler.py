@@ -94,6 +94,7 @@ class Scheduler:
         self._emitting: list[Running] = []  # runs with answers that are not delivered yet
         self._ready: list[Running] = []  # runs whose tokens were all fed, and who have no token yet
         self._sampler = RowSampler([], session.vocab.size, None)
+        self._no_logits = np.empty((0, session.vocab.size), np.float32)
         self.iterations = 0
         #: Of the session.
         self.steps = 0
@@ -256,15 +257,14 @@ class Scheduler:
 
     def _decode(self) -> tuple[list[Running], np.ndarray]:
         """Feeds the last token of each decoding row; the runs that draw another one, and their logits."""
-        nothing = np.empty((0, self._session.vocab.size), np.float32)
         runs = self.rows.runs[: self.rows.decoding]
         if not runs:
-            return [], nothing
+            return [], self._no_logits
         same = runs == self._sampler.runs  # as in the last iteration, which has drawn these tokens
         tokens = self._sampler.tokens if same else np.array([run.token for run in runs], np.int64)[:, None]
         logits = self._step(runs, lambda memory: self._session.predict(tokens, memory)[0])
         if logits is None:
-            return [], nothing
+            return [], self._no_logits
         plain = same and not self._sampler.keeps
         closing = [] if plain else [row for row, run in enumerate(runs) if run.closing]
         if not closing:
@@ -650,7 +650,7 @@ class RowSampler:
         #: Whether a stream of them is kept.
         self.keeps = False
         #: int64 [N, 1], those that were drawn last.
-        self.tokens = np.empty((0, 1), np.int64)
+        self.tokens = np.empty((len(runs), 1), np.int64)
         #: The rows whose log-probabilities are wanted.
         self.scored: list[int] = []
         #: The rows whose likeliest tokens are wanted, with their number.
@@ -687,7 +687,7 @@ class RowSampler:
         """The token of each row of logits float32 [N, V]; -1 if a row has no finite maximum."""
         uniform = () if self._draw.greedy else [next_number() for next_number in self._uniform]
         tokens = self._draw.tokens(logits, uniform)
-        self.tokens = np.array(tokens)[:, None]
+        self.tokens[:, 0] = tokens
         return tokens
 
     def log_probs(
