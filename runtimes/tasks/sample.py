@@ -41,6 +41,7 @@ class Penalties:
     ) -> None:
         self._sampler = sampler
         self._counts: Counter[int] = Counter()  # how often each token was generated
+        self._has_bias = bool(bias)
         self._bias = np.zeros(size)
         self._subtracted = np.zeros(size)
         self._factor = np.ones(size)
@@ -49,9 +50,13 @@ class Penalties:
 
     def apply(self, logits: np.ndarray) -> None:
         """Changes logits float64 [V] in place."""
-        logits += self._bias
-        logits[:] = np.where(logits > 0, logits / self._factor, logits * self._factor)
-        logits -= self._subtracted
+        sampler = self._sampler
+        if self._has_bias:
+            logits += self._bias
+        if sampler.repetition_penalty != 1:
+            logits[:] = np.where(logits > 0, logits / self._factor, logits * self._factor)
+        if sampler.presence_penalty or sampler.frequency_penalty:
+            logits -= self._subtracted
 
     def add(self, token: int) -> None:
         """Counts a generated token."""
