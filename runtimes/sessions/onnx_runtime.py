@@ -48,6 +48,9 @@ FORMAT = "session.load_model_format"
 # ONNX Runtime copies the matrices of each graph into the order in which it multiplies fastest. A single token
 # is as fast without, so of several graphs over one file of weights, that of one token uses its bytes.
 AS_STORED = "session.disable_prepacking"
+# By default one thread copies them all. From 1.31 on the threads of the session can share that work; older
+# releases ignore the option.
+COPY_ON_ALL_THREADS = "session.prepack.enable_parallel"
 # Microseconds that a thread of a step waits awake for work. By default it waits so long that, while other
 # processes compute, a step takes longer with two threads than with one.
 SPIN = "session.intra_op.spin_duration_us"
@@ -176,6 +179,7 @@ class OrtSession(GraphSession):
         options = self._ort.SessionOptions()
         options.intra_op_num_threads = threads or available_cpus()
         options.add_session_config_entry(WITHOUT_COPY, "1")
+        options.add_session_config_entry(COPY_ON_ALL_THREADS, "1")
         if self._library:
             self._register(options, self._library)
         if tokens == 1 and self.spec.precision == "fp32":
