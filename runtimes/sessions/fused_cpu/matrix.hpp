@@ -196,25 +196,31 @@ struct GivenMatrix {
   /// whole numbers from 0 to 255 or 15.
   template <class Work>
   void read(int64_t first, int64_t count, const Work& work) const {
+    // Each kind of number has loops of its own, without a choice inside: a session that opens reads every weight.
     const auto* bytes = static_cast<const uint8_t*>(values);
-    const auto one = [&](int64_t k, int64_t c, int64_t i) {
-      if (form == FLOATS) work(k, c, static_cast<const float*>(values)[i]);
-      else if (form == BYTES) work(k, c, static_cast<const int8_t*>(values)[i] + 128);
-      else work(k, c, bits == 8 ? bytes[i] : bytes[i / 2] >> (i % 2 * 4) & 15);
-    };
-    if (turned || form == BLOCKS) {
-      for (int64_t c = 0; c < count; ++c)
-        for (int64_t k = 0; k < depth; ++k) one(k, c, (first + c) * depth + k);
-    } else {
-      for (int64_t k = 0; k < depth; ++k)
-        for (int64_t c = 0; c < count; ++c) one(k, c, k * columns + first + c);
-    }
+    if (form == FLOATS) each(first, count, work, [f = static_cast<const float*>(values)](int64_t i) { return f[i]; });
+    else if (form == BYTES) each(first, count, work, [bytes](int64_t i) { return int8_t(bytes[i]) + 128; });
+    else if (bits == 8) each(first, count, work, [bytes](int64_t i) { return int{bytes[i]}; });
+    else each(first, count, work, [bytes](int64_t i) { return bytes[i / 2] >> (i % 2 * 4) & 15; });
   }
   float scale(int64_t n, int64_t block) const { return scales[form == BYTES ? n : n * blocks() + block]; }
   float zero_point(int64_t n, int64_t block) const {
     if (form == BYTES) return 128;
     if (bits == 8) return zero_points[n * blocks() + block];
     return zero_points[n * ((blocks() + 1) / 2) + block / 2] >> (block % 2 * 4) & 15;
+  }
+
+ private:
+  template <class Work, class Number>
+  void each(int64_t first, int64_t count, const Work& work, const Number& number) const {
+    const int64_t rows = depth, pitch = columns;  // what `work` writes could be these members, to a compiler
+    if (turned || form == BLOCKS) {
+      for (int64_t c = 0; c < count; ++c)
+        for (int64_t k = 0; k < rows; ++k) work(k, c, number((first + c) * rows + k));
+    } else {
+      for (int64_t k = 0; k < rows; ++k)
+        for (int64_t c = 0; c < count; ++c) work(k, c, number(k * pitch + first + c));
+    }
   }
 };
 
@@ -315,18 +321,21 @@ class Matrix {
     uint8_t* packed = static_cast<uint8_t*>(const_cast<void*>(to.values));
     const int64_t here = std::min(width, columns_ - first);
     const bool in_halves = form_ == NIBBLES;
-    // The byte of k and a column.
-    const auto place = [&](int64_t k, int64_t c) {
-      const int64_t strip = c / (PAIR * LANES), strips = width / (PAIR * LANES);
-      const int64_t above = in_halves ? k % 4 / 2 : c / LANES % PAIR;
-      // Each by a constant: a division by a variable would take longer than all else here.
-      const int64_t row = in_halves ? k / nibbles::TOGETHER : k / bytes::TOGETHER;
-      return ((row * strips + strip) * LANES + c % LANES) * 4 + k % 2 * 2 + above;
+    // The place of a number is a sum of what its row and its column add, and `above` is its first bit there.
+    int64_t across[2 * QUAD_COLUMNS], above[2 * QUAD_COLUMNS];
+    for (int64_t c = 0; c < here; ++c) {
+      const int64_t side = c / LANES % PAIR, lane = c / (PAIR * LANES) * LANES + c % LANES;
+      across[c] = form_ == FLOATS ? c / STRIP * padded_ * STRIP + c % STRIP : lane * 4 + (in_halves ? 0 : side);
+      above[c] = in_halves ? side * 4 : 0;
+    }
+    const int64_t pitch = width / PAIR * 4;  // bytes of a lane's values of k, for all columns
+    const auto down = [&](int64_t k) {
+      return in_halves ? k / nibbles::TOGETHER * pitch + k % 2 * 2 + k % 4 / 2
+                       : k / bytes::TOGETHER * pitch + k % 2 * 2;
     };
     given.read(first, here, [&](int64_t k, int64_t c, auto number) {
-      if (form_ == FLOATS) floats[(c / STRIP * padded_ + k) * STRIP + c % STRIP] = number;
-      else if (in_halves) packed[place(k, c)] |= static_cast<int>(number) << (c / LANES % PAIR * 4);
-      else packed[place(k, c)] = static_cast<uint8_t>(number);
+      if constexpr (std::is_same_v<decltype(number), float>) floats[k * STRIP + across[c]] = number;
+      else packed[down(k) + across[c]] |= number << above[c];
     });
     for (int64_t b = 0; b < blocks(); ++b)
       for (int64_t c = 0; c < here; ++c) {
