@@ -10,19 +10,18 @@ import contextlib
 import fcntl
 import os
 import re
-import secrets
 import shutil
 from pathlib import Path
 
 
 def hidden_name(path: Path) -> Path:
     """A new hidden name in the folder of `path`; `sweep` knows it again."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    return path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
 
 
 def retired_name(path: Path) -> Path:
     """A hidden name for what `path` was, while it is replaced in two steps; `bring_back` knows it again."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.replaced")
+    return path.with_name(f".{path.name}.{os.urandom(4).hex()}.replaced")
 
 
 def is_hidden_name(name: str) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -74,6 +73,8 @@ CPU = Device("cpu")
 
 
 def _meant(text: str) -> str:
+    from difflib import get_close_matches  # only a mistake needs it, and importing it takes time
+
     word = text.strip().lower().partition(":")[0]
     close = [MEANT[word]] if word in MEANT else get_close_matches(word, KINDS, n=1)
     return f"{close[0]} was probably meant; " if close else ""

@@ -7,11 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from runtimes.base.errors import ArtefactError, MissingPackageError, UserError
-from runtimes.base.logits import differences
 from runtimes.base.progress import say_once
 from runtimes.base.startup import load_onnxruntime
 from runtimes.contract.device import AUTO, CPU, Device, refuse_for_artefact
-from runtimes.contract.reference import load_reference, load_step_reference, replay, step_differences
 from runtimes.contract.session import Session
 from runtimes.contract.spec import Spec
 from runtimes.sessions.onnx_runtime import OrtSession, read_artefact
@@ -71,6 +69,9 @@ def refuse_wrong_answers(session: Session, folder: Path, spec: Spec) -> None:
     The first segments are fed as in the reference; then, if the mask allows it, the first tokens one by
     one, as in generation.
     """
+    from runtimes.base.logits import differences  # only a GPU is tried, and importing these takes time
+    from runtimes.contract.reference import load_reference, load_step_reference, replay, step_differences
+
     if not spec.language_model:
         outputs = load_step_reference(folder, spec)
         _refuse_beyond(session, spec, step_differences(session, outputs, _first(outputs.segments)), "")
