@@ -21,7 +21,6 @@
 #pragma once
 
 #include <memory>
-#include <numeric>
 #include <vector>
 
 #include "head.hpp"
@@ -86,6 +85,20 @@ inline float round(const float* x, int64_t count, int terms, int16_t* to) {
     }
   }
   return most / 32767;
+}
+
+/// The sum of `count` whole numbers, which are a multiple of 2 LANES.
+inline int32_t sum_of(const int16_t* numbers, int64_t count) {
+  const ivec ones = 0x00010001 - ivec{};
+  ivec total{};
+  for (int64_t i = 0; i < count; i += 2 * LANES) {
+    ivec pairs;
+    std::memcpy(&pairs, numbers + i, sizeof(pairs));
+    total = add_pairs(total, pairs, ones);
+  }
+#pragma GCC unroll 4
+  for (int by = LANES / 2; by >= 1; by /= 2) total += __builtin_shuffle(total, exchange_index(by));
+  return total[0];
 }
 
 /// y = init + x [depth] · panel, for a panel of NV vectors of columns, by floats.
@@ -275,8 +288,8 @@ class Matrix {
       scales[r] = round(x + r * x_pitch, padded_, terms, q);
       for (int64_t b = 0; b < blocks; ++b) {
         const int64_t from = b * block_, to = std::min(from + block_, padded_);
-        float& sum = sums[r * blocks + b] = std::accumulate(q + from, q + to, int32_t{0});
-        if (terms == 2) sum += std::accumulate(q + padded_ + from, q + padded_ + to, int32_t{0}) / REST;
+        float& sum = sums[r * blocks + b] = sum_of(q + from, to - from);
+        if (terms == 2) sum += sum_of(q + padded_ + from, to - from) / REST;
       }
     }
     return {numbers, scales, sums, padded_, blocks, terms};
