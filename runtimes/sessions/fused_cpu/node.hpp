@@ -18,6 +18,7 @@ constexpr int64_t LARGEST_SIZE = 1 << 24;  // of any dimension, so that no produ
 // Multiply-adds that are worth waking another thread for: about 50 µs of one core. Less is computed by the
 // thread that runs the session, so steps of small models never wait for a thread that other work holds up.
 constexpr int64_t WORTH_A_THREAD = 1 << 19;
+constexpr int64_t TASKS = 32;  // as many as keep the threads of most processors busy
 
 constexpr size_t ANY_RANK = 0;
 constexpr size_t NO_INPUT = SIZE_MAX;
@@ -353,11 +354,19 @@ class Attention : public Node {
     if (call.ring[0] && blocks > 1)
       parallel(context, heads_and_rows, call.length * width,
                [&](int64_t i) { write(call, i % call.batch, i / call.batch); });
-    const int64_t cost = std::min<int64_t>(BLOCK, call.length) * (rule.mem_len + call.length) * width;
-    parallel(context, heads_and_rows * blocks, cost, [&](int64_t i) {
-      const int64_t b = i % call.batch, h = i / call.batch % heads, first = i / heads_and_rows * BLOCK;
-      if (call.ring[0] && blocks == 1) write(call, b, h);
-      xl::attend(head_of(call, b, h), rule, first, std::min<int64_t>(BLOCK, call.length - first), scratch());
+    // Streams of a step of one token share a task, and one reading of the position table, if many tasks are left.
+    const int64_t together = call.length == 1 ? std::clamp<int64_t>(heads_and_rows / TASKS, 1, STREAMS) : 1;
+    const int64_t groups = (call.batch + together - 1) / together;
+    const int64_t cost = together * std::min<int64_t>(BLOCK, call.length) * (rule.mem_len + call.length) * width;
+    parallel(context, groups * heads * blocks, cost, [&](int64_t i) {
+      const int64_t group = i % groups, h = i / groups % heads, first = i / (groups * heads) * BLOCK;
+      const int64_t row = group * call.batch / groups, end = (group + 1) * call.batch / groups;
+      Head<Stored> heads_here[STREAMS];
+      for (int64_t b = row; b < end; ++b) {
+        if (call.ring[0] && blocks == 1) write(call, b, h);
+        heads_here[b - row] = head_of(call, b, h);
+      }
+      xl::attend(heads_here, end - row, rule, first, std::min<int64_t>(BLOCK, call.length - first), scratch());
     });
   }
 

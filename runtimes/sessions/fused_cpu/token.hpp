@@ -1,4 +1,4 @@
-// Attention for a step of one token: the ring is read once, from the oldest visible token to the newest.
+// Attention for a step of one token: each ring is read once, its keys before its values.
 #pragma once
 
 #include <cmath>
@@ -8,158 +8,184 @@
 
 namespace xl {
 
-/// scores[c] = query · column c of a table [width, columns], which is read once from beginning to end, times
-/// the column's scale where there are scales.
+constexpr int STREAMS = 4;  // most streams that one reading of a head's position table serves
+constexpr int PLACES = 4;   // see `add_scores`
+
+/// scores [streams, columns] = queries · columns of a table [width, columns], times the columns' scales where there
+/// are scales. The table is read once from beginning to end. Rows of scores are `scores_pitch` apart.
 template <int NV, class Number>
-__attribute__((noinline)) void score_columns(const vec (&query)[NV], const Number* table, int64_t columns,
-                                             const float* scales, float* scores) {
-  constexpr int TOGETHER = 4;  // rows of the table that one pass over the scores adds
-  float queries[NV * LANES];
-  for (int v = 0; v < NV; ++v) store(queries + v * LANES, query[v]);
-  std::fill_n(scores, columns, 0.0f);
-  for (int k = 0; k < NV * LANES; k += TOGETHER) {
-    const Number *r0 = table + k * columns, *r1 = r0 + columns, *r2 = r1 + columns, *r3 = r2 + columns;
-    const float* q = queries + k;
-    int64_t c = 0;
-    for (; c + LANES <= columns; c += LANES)
-      store(scores + c, load(scores + c) + (q[0] * load(r0 + c) + q[1] * load(r1 + c)) +
-                            (q[2] * load(r2 + c) + q[3] * load(r3 + c)));
-    for (; c < columns; ++c)
-      scores[c] +=
-          q[0] * widened(r0[c]) + q[1] * widened(r1[c]) + q[2] * widened(r2[c]) + q[3] * widened(r3[c]);
+__attribute__((noinline)) void score_columns(const vec (*queries)[NV], int64_t streams, const Number* table,
+                                             int64_t columns, const float* scales, float* scores,
+                                             int64_t scores_pitch) {
+  constexpr int TOGETHER = 4, WIDTH = NV * LANES;  // rows of the table that one pass over the scores adds
+  float numbers[STREAMS][WIDTH];
+  for (int64_t s = 0; s < streams; ++s) {
+    for (int v = 0; v < NV; ++v) store(numbers[s] + v * LANES, queries[s][v]);
+    std::fill_n(scores + s * scores_pitch, columns, 0.0f);
   }
-  if (scales)
-    for (int64_t c = 0; c < columns; ++c) scores[c] *= scales[c];
+  for (int k = 0; k < WIDTH; k += TOGETHER) {
+    const Number* row[TOGETHER];
+    for (int i = 0; i < TOGETHER; ++i) row[i] = table + (k + i) * columns;
+    int64_t c = 0;
+    for (; c + LANES <= columns; c += LANES) {
+      const vec r0 = load(row[0] + c), r1 = load(row[1] + c), r2 = load(row[2] + c), r3 = load(row[3] + c);
+      for (int64_t s = 0; s < streams; ++s) {
+        const float* q = numbers[s] + k;
+        float* score = scores + s * scores_pitch + c;
+        store(score, load(score) + (q[0] * r0 + q[1] * r1) + (q[2] * r2 + q[3] * r3));
+      }
+    }
+    for (; c < columns; ++c)
+      for (int64_t s = 0; s < streams; ++s)
+        for (int i = 0; i < TOGETHER; ++i) scores[s * scores_pitch + c] += numbers[s][k + i] * widened(row[i][c]);
+  }
+  for (int64_t s = 0; scales && s < streams; ++s)
+    for (int64_t c = 0; c < columns; ++c) scores[s * scores_pitch + c] *= scales[c];
 }
 
-/// The answer of one query, whose width is NV vectors, summed over chunks of keys by an online softmax.
-template <int NV>
-class TokenAnswer {
- public:
-  static constexpr int CHUNK = BLOCK;  // keys that are scored before their values are read
-
-  /// Adds `count` keys and values (at most CHUNK), which lie `pitch` apart; 0 repeats one of them. scores: of
-  /// their distances, in whole vectors that end with minus infinity. key_scales: of bytes, with as many
-  /// numbers. For the rest see `add_scored`.
-  template <class Number>
-  __attribute__((noinline)) void add(const vec (&query)[NV], const Number* key, const Number* value,
-                                     int64_t pitch, int64_t count, float* scores, const float* key_scales,
-                                     const float* value_scales, const float* gates) {
-    for (int64_t i = 0; i < count; i += LANES) {  // the last vector may pass the end: it repeats the last key
-      const Number* keys[LANES];
-      for (int lane = 0; lane < LANES; ++lane) keys[lane] = key + std::min(i + lane, count - 1) * pitch;
-      vec x[LANES] = {};
+/// Adds query · key to the scores of `count` keys, which lie `pitch` apart; 0 repeats one of them.
+///
+/// Keys and values are read at PLACES places in turns: the processor fetches ahead within a page, and so from several
+/// pages at once.
+template <int NV, class Number>
+__attribute__((noinline)) void add_scores(const vec (&query)[NV], const Number* keys, int64_t pitch, int64_t count,
+                                          const float* scales, float* scores) {
+  constexpr int SIDE = LANES / PLACES;  // keys at each place that a vector of scores covers
+  const int64_t part = count / LANES * SIDE;
+  for (int64_t i = 0; i < part; i += SIDE) {
+    vec x[LANES] = {};
+    const Number* at = keys + i * pitch;
+#pragma GCC unroll 4
+    for (int side = 0; side < SIDE; ++side)
+#pragma GCC unroll 4
+      for (int place = 0; place < PLACES; ++place)
 #pragma GCC unroll 8
-      for (int v = 0; v < NV; ++v)
-#pragma GCC unroll 16
-        for (int lane = 0; lane < LANES; ++lane) x[lane] += load(keys[lane] + v * LANES) * query[v];
-      vec products = sums(x);
-      if (std::is_same_v<Number, int8_t>) products *= load(key_scales + i);
-      store(scores + i, products + load(scores + i));
-    }
-    add_scored(scores, value, pitch, count, value_scales, gates);
+        for (int v = 0; v < NV; ++v)
+          x[place * SIDE + side] += load(at + (place * part + side) * pitch + v * LANES) * query[v];
+    float products[LANES];
+    store(products, sums(x));
+    for (int place = 0; place < PLACES; ++place)
+      for (int side = 0; side < SIDE; ++side) {
+        const int64_t key = place * part + i + side;
+        const float product = products[place * SIDE + side];
+        scores[key] += std::is_same_v<Number, int8_t> ? product * scales[key] : product;
+      }
   }
+  for (int64_t i = part * PLACES; i < count; ++i) {
+    vec x{};
+    for (int v = 0; v < NV; ++v) x += load(keys + i * pitch + v * LANES) * query[v];
+    scores[i] += std::is_same_v<Number, int8_t> ? sum(x) * scales[i] : sum(x);
+  }
+}
 
-  /// Adds `count` values with these scores, which become weights. value_scales: of bytes. gates: factors of
-  /// the weights, in whole vectors, or null.
-  template <class Number>
-  __attribute__((noinline)) void add_scored(float* scores, const Number* value, int64_t pitch, int64_t count,
-                                            const float* value_scales, const float* gates) {
-    vec highest = all(NO_SCORE);
-    for (int64_t i = 0; i < count; i += LANES) highest = larger(highest, load(scores + i));
-    // Where a score exceeds all before it, what was summed so far is scaled down to it.
-    const float top = std::max(most_, largest(highest));
-    if (top > most_) {
-      const float factor = std::exp2(most_ - top);
-      for (int v = 0; v < NV; ++v) sum_[v] *= factor;
-      total_ *= factor, ungated_ *= factor, most_ = top;
-    }
-    vec weight_sums = vec{}, ungated = vec{};
-    for (int64_t i = 0; i < count; i += LANES) {
-      vec weight = exp2_of(load(scores + i) - top);
-      ungated += weight;
-      if (gates) weight *= load(gates + i);
-      store(scores + i, weight);
-      weight_sums += weight;
-    }
-    total_ += sum(weight_sums), ungated_ += sum(ungated);
-    vec total[NV];  // a copy, which stays in registers
-    std::copy_n(sum_, NV, total);
-    for (int64_t i = 0; i < count; ++i) {
-      const float weight = std::is_same_v<Number, int8_t> ? scores[i] * value_scales[i] : scores[i];
+/// Adds weight · value to `total` for `count` values, which lie `pitch` apart; 0 repeats one of them.
+template <int NV, class Number>
+__attribute__((noinline)) void add_values(const float* weights, const Number* values, int64_t pitch, int64_t count,
+                                          const float* scales, vec (&total)[NV]) {
+  const int64_t part = count / PLACES;
+  vec own[NV];  // a copy, which stays in registers
+  std::copy_n(total, NV, own);
+  const auto add = [&](int64_t i) __attribute__((always_inline)) {
+    const float weight = std::is_same_v<Number, int8_t> ? weights[i] * scales[i] : weights[i];
 #pragma GCC unroll 8
-      for (int v = 0; v < NV; ++v) total[v] += weight * load(value + i * pitch + v * LANES);
-    }
-    std::copy_n(total, NV, sum_);
-  }
-
-  /// Writes the answer; a query that sees no key answers zero.
-  void write(float epsilon, float* out) const {
-    const float factor = most_ > NO_SCORE ? 1 / (total_ + epsilon * ungated_) : 0;
-    for (int v = 0; v < NV; ++v) store(out + v * LANES, sum_[v] * factor);
-  }
-
- private:
-  vec sum_[NV] = {};
-  float most_ = NO_SCORE;          // the largest score
-  float total_ = 0, ungated_ = 0;  // the sum of the weights, and of those before the gate
-};
+    for (int v = 0; v < NV; ++v) own[v] += weight * load(values + i * pitch + v * LANES);
+  };
+  for (int64_t i = 0; i < part; ++i)
+#pragma GCC unroll 4
+    for (int place = 0; place < PLACES; ++place) add(place * part + i);
+  for (int64_t i = part * PLACES; i < count; ++i) add(i);
+  std::copy_n(own, NV, total);
+}
 
 /// The answer of a step's only query, whose width is NV vectors.
+///
+/// by_distance: the scores of positions [rows], or null. scores: working memory of as many floats as there are
+/// persistent vectors and visible keys, and BLOCK more.
 template <int NV, class Stored>
-__attribute__((noinline)) void attend_token(const Head<Stored>& head, const Rule& rule, Scratch& scratch) {
-  constexpr int CHUNK = TokenAnswer<NV>::CHUNK;
-  const int64_t pitch = head.ring_pitch;
-  vec plain_query[NV], content_query[NV], position_query[NV];
+void attend_token(const Head<Stored>& head, const Rule& rule, const float* by_distance, float* scores) {
+  vec plain_query[1][NV], content_query[NV];
   for (int v = 0; v < NV; ++v) {
     const vec q = load(head.query + v * LANES);
-    plain_query[v] = q * LOG2E;
+    plain_query[0][v] = q * LOG2E;
     content_query[v] = (head.u ? q + load(head.u + v * LANES) : q) * LOG2E;
-    position_query[v] = (head.v ? q + load(head.v + v * LANES) : q) * LOG2E;
   }
-  const bool by_position = head.table || head.bias;
-  const int64_t vectors = (head.persistent + LANES - 1) / LANES * LANES;
-  float* scores = scratch.take(vectors + (by_position ? head.rows : 0));
-  TokenAnswer<NV> answer;
+  const int64_t longest = head.longest_distance(rule, 0);
+  const int64_t seen = std::max<int64_t>(longest - rule.nearest + 1, 0), count = head.persistent + seen;
+  float* of_keys = scores + head.persistent;  // from the oldest
+  // Calls work(i, keys, values, pitch, slot, here) for keys i … i + here - 1, which lie side by side: a run ends
+  // where the ring does, and where the stream begins.
+  const auto for_runs = [&](const auto& work) {
+    for (int64_t i = 0, here; i < seen; i += here) {
+      const int64_t distance = longest - i, slot = head.slot(-distance), pitch = head.ring_pitch;
+      if (head.initial_key && distance > head.position) {
+        here = std::min(seen - i, distance - std::max<int64_t>(head.position, -1));
+        work(i, head.initial_key, head.initial_value, 0, 0, here);
+      } else {
+        here = std::min(seen - i, head.slots - slot);
+        work(i, head.keys + slot * pitch, head.values + slot * pitch, pitch, slot, here);
+      }
+    }
+  };
+
   head.persistent_keys.as([&](auto* keys) {
-    score_columns(plain_query, keys, head.persistent, head.persistent_key_scales, scores);
+    score_columns(plain_query, 1, keys, head.persistent, head.persistent_key_scales, scores, 0);
   });
-  std::fill(scores + head.persistent, scores + vectors, -INFINITY);
+  if (!by_distance) std::fill_n(of_keys, seen, 0.0f);
+  for (int64_t i = 0; by_distance && i < seen; i += BLOCK)
+    pack_distances(by_distance, 1, head.rows, longest - i, of_keys + i);
+  for_runs([&](int64_t i, auto* keys, auto*, int64_t pitch, int64_t slot, int64_t here) {
+    add_scores(content_query, keys, pitch, here, from(head.key_scales, slot), of_keys + i);
+  });
+
+  for (int64_t i = count; i % LANES; ++i) scores[i] = -INFINITY;
+  vec highest = all(NO_SCORE);
+  for (int64_t i = 0; i < count; i += LANES) highest = larger(highest, load(scores + i));
+  const float top = std::max(NO_SCORE, largest(highest));
+  for (int64_t i = 0; i < count; i += LANES) store(scores + i, exp2_of(load(scores + i) - top));
+  const auto sum_of_weights = [&] {
+    vec total{};
+    for (int64_t i = 0; i < count; i += LANES) total += load(scores + i);
+    return sum(total);
+  };
+  float total = sum_of_weights();
+  if (head.gate) {
+    for (int64_t i = 0; i < seen; ++i) of_keys[i] *= head.gate[std::min(longest - i, head.rows - 1)];
+    total = sum_of_weights() + rule.epsilon * total;
+  }
+
+  vec answer[NV] = {};
   head.persistent_values.as([&](auto* values) {
-    for (int64_t n = 0; n < head.persistent; n += CHUNK)
-      answer.add_scored(scores + n, values + n * head.width, head.width,
-                        std::min<int64_t>(CHUNK, head.persistent - n), from(head.persistent_value_scales, n),
-                        nullptr);
+    add_values(scores, values, head.width, head.persistent, head.persistent_value_scales, answer);
   });
-  float* by_distance = by_position ? scores + vectors : nullptr;
+  for_runs([&](int64_t i, auto*, auto* values, int64_t pitch, int64_t slot, int64_t here) {
+    add_values(of_keys + i, values, pitch, here, from(head.value_scales, slot), answer);
+  });
+  const float factor = top > NO_SCORE ? 1 / total : 0;  // a query that sees no key answers zero
+  for (int v = 0; v < NV; ++v) store(head.out + v * LANES, answer[v] * factor);
+}
+
+/// The answers of a step's only query in several streams (at most STREAMS), of one head.
+template <int NV, class Stored>
+__attribute__((noinline)) void attend_tokens(const Head<Stored>* heads, int64_t streams, const Rule& rule,
+                                             Scratch& scratch) {
+  const Head<Stored>& head = *heads;
+  const int64_t rows = head.table || head.bias ? whole_vectors(head.rows) : 0;
+  float* by_distance = scratch.take(streams * rows + head.persistent + rule.mem_len + 1 + 2 * BLOCK);
+  vec queries[STREAMS][NV];
+  for (int64_t s = 0; s < streams; ++s)
+    for (int v = 0; v < NV; ++v) {
+      const vec q = load(heads[s].query + v * LANES);
+      queries[s][v] = (head.v ? q + load(head.v + v * LANES) : q) * LOG2E;
+    }
   head.table.as([&](auto* table) {
-    score_columns(position_query, table, head.rows, head.table_scales, by_distance);
+    score_columns(queries, streams, table, head.rows, head.table_scales, by_distance, rows);
   });
   if (head.bias)
-    for (int64_t d = 0; d < head.rows; ++d)
-      by_distance[d] = (head.table ? by_distance[d] : 0) + head.bias[d] * LOG2E;
-  // Each turn takes slots that lie side by side: it ends where the ring does, and where the stream begins.
-  for (int64_t distance = head.longest_distance(rule, 0); distance >= rule.nearest;) {
-    const bool before = head.initial_key && distance > head.position;
-    const int64_t slot = head.slot(-distance);
-    const int64_t of_one_kind = before ? distance - std::max<int64_t>(head.position, -1) : head.slots - slot;
-    const int64_t count = std::min<int64_t>({CHUNK, distance - rule.nearest + 1, of_one_kind});
-    float of_distance[CHUNK], gates[CHUNK], key_scales[CHUNK];
-    std::fill_n(of_distance, count, 0.0f);
-    if (by_distance) pack_distances(by_distance, 1, head.rows, distance, of_distance);
-    if (head.gate) pack_distances(head.gate, 1, head.rows, distance, gates);
-    for (int64_t i = count; i % LANES; ++i) of_distance[i] = -INFINITY, gates[i] = key_scales[i] = 0;
-    if (before) {
-      answer.add(content_query, head.initial_key, head.initial_value, 0, count, of_distance, nullptr, nullptr,
-                 head.gate ? gates : nullptr);
-    } else {
-      if (head.key_scales) std::copy_n(head.key_scales + slot, count, key_scales);
-      answer.add(content_query, head.keys + slot * pitch, head.values + slot * pitch, pitch, count,
-                 of_distance, key_scales, from(head.value_scales, slot), head.gate ? gates : nullptr);
-    }
-    distance -= count;
-  }
-  answer.write(rule.epsilon, head.out);
+    for (int64_t s = 0; s < streams; ++s)
+      for (int64_t d = 0; d < head.rows; ++d)
+        by_distance[s * rows + d] = (head.table ? by_distance[s * rows + d] : 0) + head.bias[d] * LOG2E;
+  for (int64_t s = 0; s < streams; ++s)
+    attend_token<NV>(heads[s], rule, rows ? by_distance + s * rows : nullptr, by_distance + streams * rows);
 }
 
 }  // namespace xl
