@@ -18,6 +18,7 @@ from runtimes.contract.memory import (
     DeviceTensor,
     Memory,
     refuse_batch,
+    zeros,
 )
 from runtimes.contract.promises import refuse_unpromised
 from runtimes.contract.session import Session
@@ -28,7 +29,7 @@ from runtimes.contract.tensors import MAX_SCALE, row_bytes
 def new_memory(session: Session, batch: int) -> Memory:
     """A memory of zeros for `batch` streams at position 0; raises StreamError for an impossible batch."""
     refuse_batch(batch, row_bytes=row_bytes(session.state))
-    tensors = {tensor.name: np.zeros((batch, *tensor.row), tensor.dtype) for tensor in session.state}
+    tensors = {tensor.name: zeros((batch, *tensor.row), tensor.dtype) for tensor in session.state}
     memory = Memory(np.zeros(batch, np.int64), tensors, session.identity)
     memory.unsure = False
     return memory

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+import mmap
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
@@ -23,6 +25,7 @@ MAX_POSITION = 1 << 62
 FAR = 1 << 33  # a position that 32 bits cannot hold, at which graphs are compared
 MAX_BATCH = 1 << 16  # rows
 STREAMS = "xl-export stream 1"  # what a file of saved streams calls itself
+NUMPY_HUGE = 1 << 22  # bytes from which NumPy asks Linux for huge pages
 MOST_PARTS = 256  # of a memory, kept with their bindings
 
 
@@ -390,6 +393,21 @@ def refuse_batch(batch: int, *, row_bytes: int) -> None:
     if not isinstance(batch, int | np.integer) or not 1 <= batch <= MAX_BATCH:
         raise StreamError(f"batch is {batch!r:.40}; expected a whole number of rows from 1 to {MAX_BATCH}.")
     refuse_beyond_memory(batch * row_bytes, what=f"the memory of {batch} streams", mend="use a smaller batch")
+
+
+def zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Zeros that take memory when they are first written, one small page at a time.
+
+    NumPy asks for huge pages. A token is written into the ring of every head, so the first one would take
+    2 MB of each ring, which is the whole memory if the rings are of that size.
+    """
+    array = np.zeros(shape, dtype)
+    if array.nbytes >= NUMPY_HUGE and hasattr(mmap, "MADV_NOHUGEPAGE"):
+        address = array.ctypes.data
+        first, end = -(-address // mmap.PAGESIZE), (address + array.nbytes) // mmap.PAGESIZE
+        part = ctypes.c_void_p(first * mmap.PAGESIZE), ctypes.c_size_t((end - first) * mmap.PAGESIZE)
+        ctypes.CDLL(None).madvise(*part, mmap.MADV_NOHUGEPAGE)  # a system without huge pages refuses it
+    return array
 
 
 def save_memory(memory: Memory, path: Path | str) -> None:

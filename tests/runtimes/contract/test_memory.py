@@ -6,8 +6,11 @@ The matrix in `tests/test_sessions.py` shows that the answers stay right.
 from __future__ import annotations
 
 import copy
+import ctypes
 import dataclasses
+import mmap
 import os
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +19,7 @@ import numpy as np
 import pytest
 
 from runtimes.base.errors import StreamError
-from runtimes.contract.memory import MOST_PARTS, Memory
+from runtimes.contract.memory import MOST_PARTS, Memory, zeros
 from runtimes.contract.session import Session
 from runtimes.contract.tensors import row_bytes
 
@@ -287,3 +290,15 @@ def test_a_session_that_was_forked_is_refused(
         except BaseException:
             os._exit(3)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux is asked for huge pages")
+def test_zeros_take_only_the_pages_that_are_written() -> None:
+    rings = zeros((16, 1 << 20), np.float32)  # more than the C library keeps when it is freed
+    rings[:, 5000] = 1
+    first = -(-rings.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
+    held = np.zeros(rings.nbytes // mmap.PAGESIZE - 1, np.uint8)
+    part = ctypes.c_void_p(first), ctypes.c_size_t(held.size * mmap.PAGESIZE)
+    assert ctypes.CDLL(None).mincore(*part, ctypes.c_void_p(held.ctypes.data)) == 0
+    assert (held & 1).sum() < held.size / 4
+    assert rings.sum() == len(rings)
