@@ -8,14 +8,16 @@
 // floats: a second number then holds what the first one leaves, x = scale · (q + rest / REST). Sums of whole numbers
 // are exact, and the sums of blocks are always added in the same order. So a row gets the same bits in every batch.
 //
-// Layout of such a panel: for each two k (4 with 4 bits), its strips follow one another. A strip is one vector of
-// 32-bit lanes, for two vectors A and B of columns. A lane has the weights of two k, in its two halves, as `add_pairs`
-// reads them. With 8 bits, the low byte of a half is A's weight and the high byte is B's. With 4 bits, the low byte
-// has A's weight in its low half and B's in its high half, where it counts as 16 w; the high byte is for the next
-// two k.
+// Layout of such a panel: for each two k, its strips follow one another. A strip is one vector of 32-bit lanes, for
+// two vectors A and B of columns, or with 4 bits for four, A to D. A lane has the weights of two k, in two words of
+// 16 bits, as `add_pairs` reads them. A word is A + 2^bits B + …, and its last weight is signed: w - 2^(bits - 1).
+//
+// No weight is masked: the word is multiplied as it is, then shifted right by `bits`, where it begins with B, and so
+// on. A's sum is the word's sum less 2^bits times the sum of the shifted word. Both may overflow their 32 bits; the
+// difference is exact, because A's sum does not.
 //
 // A weight is scale · w - offset, with a scale and an offset for each column and block of k. The sum of a block is
-// scale · Σ q w - offset · Σ q, so scales and offsets are read once per block. B's scale includes the 1/16.
+// scale · Σ q w - offset · Σ q, so scales and offsets are read once per block.
 //
 // Rows of activations begin a pitch apart. The numbers between the end of a row and the next row are zeros.
 #pragma once
@@ -32,22 +34,24 @@ constexpr int64_t QUAD_COLUMNS = QUAD * LANES;
 constexpr int64_t DEPTH = 32;     // values of k in a block of MatMulNBits
 constexpr int64_t LONGEST = 256;  // of any block: so many products of 8 and 16 bits fit into 32 bits
 constexpr int64_t STRIP = TILE_VECTORS * LANES;  // columns in a strip of floats
-constexpr int PAIR = 2;                          // vectors of columns in any other strip
 constexpr int AHEAD = 2048;                      // bytes: how far before its use a weight is fetched into the cache
 constexpr int64_t PITCH = std::max(DEPTH, QUAD_COLUMNS);
 
 inline int64_t pitch_of(int64_t columns) { return (columns + PITCH - 1) / PITCH * PITCH; }
 
-/// Kinds of weights. TOGETHER: values of k in a lane of a strip. TERMS: whole numbers for each activation.
+/// Kinds of weights. BITS: of a weight. TERMS: whole numbers for each activation.
 struct nibbles {
-  static constexpr int TOGETHER = 4, TERMS = 1;
+  static constexpr int BITS = 4, TERMS = 1;
 };
 struct bytes {
-  static constexpr int TOGETHER = 2, TERMS = 1;
+  static constexpr int BITS = 8, TERMS = 1;
 };
 struct exact_bytes {
-  static constexpr int TOGETHER = 2, TERMS = 2;
+  static constexpr int BITS = 8, TERMS = 2;
 };
+
+/// Vectors of columns in a strip of such weights.
+constexpr int together(int bits) { return 16 / bits; }
 
 /// A panel of a packed matrix.
 struct Panel {
@@ -125,36 +129,39 @@ template <class Number, int ROWS, int NV>
 __attribute__((noinline)) void multiply_rounded(const Rounded& x, const ivec* values, const Panel& panel,
                                                 int64_t width, const float* init, int64_t init_pitch, float* y,
                                                 int64_t y_pitch) {
-  constexpr int TOGETHER = Number::TOGETHER, TERMS = Number::TERMS;
+  constexpr int BITS = Number::BITS, TERMS = Number::TERMS, TOGETHER = together(BITS);
   const float *scales = panel.scales, *offsets = panel.offsets;
+  const int64_t strips = width / (TOGETHER * LANES);
   vec totals[ROWS][NV] = {};
   for (int64_t first = 0, b = 0; first < panel.depth; first += panel.block, ++b) {
     const int64_t end = std::min(first + panel.block, panel.depth);
     ivec sums[ROWS][TERMS][NV] = {};
-    for (int64_t k = first; k < end; k += TOGETHER, values += width / (PAIR * LANES)) {
-      for (int byte = 0; ROWS == 1 && byte < NV / PAIR * LANES * 4; byte += 64)
+#pragma GCC unroll 2
+    for (int64_t k = first; k < end; k += 2, values += strips) {
+      for (int byte = 0; ROWS == 1 && byte < NV / TOGETHER * LANES * 4; byte += 64)
         __builtin_prefetch(reinterpret_cast<const char*>(values) + AHEAD + byte);
 #pragma GCC unroll 4
-      for (int s = 0; s < NV / PAIR; ++s)
-#pragma GCC unroll 2
-        for (int pair = 0; pair < TOGETHER / 2; ++pair) {
-          const uvec both = pair ? (uvec)values[s] >> 8 : (uvec)values[s];
-          const uvec w[PAIR] = {both & (TOGETHER == 4 ? 0x000f000f : 0x00ff00ff),
-                                TOGETHER == 4 ? both & 0x00f000f0 : (uvec)((words)both >> 8)};
+      for (int s = 0; s < NV / TOGETHER; ++s)
 #pragma GCC unroll 8
-          for (int r = 0; r < ROWS; ++r)
+        for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 2
-            for (int term = 0; term < TERMS; ++term) {
-              int32_t q;
-              std::memcpy(&q, x.numbers + (r * TERMS + term) * x.pitch + k + 2 * pair, sizeof(q));
-#pragma GCC unroll 2
-              for (int v = 0; v < PAIR; ++v) {
-                ivec& sum = sums[r][term][s * PAIR + v];
-                sum = add_pairs(sum, q - ivec{}, (ivec)w[v]);
-              }
+          for (int term = 0; term < TERMS; ++term) {
+            int32_t q;
+            std::memcpy(&q, x.numbers + (r * TERMS + term) * x.pitch + k, sizeof(q));
+#pragma GCC unroll 4
+            for (int v = 0; v < TOGETHER; ++v) {
+              ivec& sum = sums[r][term][s * TOGETHER + v];
+              sum = add_pairs(sum, q - ivec{}, (ivec)((words)values[s] >> v * BITS));
             }
-        }
+          }
     }
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 2
+      for (int term = 0; term < TERMS; ++term)
+#pragma GCC unroll 8
+        for (int v = 0; v < NV; ++v)
+          if ((v + 1) % TOGETHER) sums[r][term][v] -= sums[r][term][v + 1] << BITS;
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 8
@@ -174,18 +181,20 @@ __attribute__((noinline)) void multiply_rounded(const Rounded& x, const ivec* va
             add_product(load(init + r * init_pitch + v * LANES), all(x.scales[r]), totals[r][v]));
 }
 
-/// Functions that multiply rows by one strip. of: by the number of rows. rows: the most.
+/// Functions that multiply rows by one strip. of: by the number of rows. rows: the most. As they are 3 or more, no
+/// tile of several rows has only one.
 template <class Number>
 struct Tiles {
-  static constexpr int rows = TILE_ROWS / Number::TERMS;
-  static constexpr decltype(&multiply_rounded<Number, 1, PAIR>) of[TILE_ROWS + 1] = {
+  static constexpr int vectors = together(Number::BITS), rows = 2 * TILE_ROWS / (vectors * Number::TERMS);
+  static_assert(rows >= 3);
+  static constexpr decltype(&multiply_rounded<Number, 2, vectors>) of[TILE_ROWS + 1] = {
       nullptr,
-      multiply_rounded<Number, 1, PAIR>,
-      multiply_rounded<Number, 2, PAIR>,
-      multiply_rounded<Number, 3, PAIR>,
-      multiply_rounded<Number, std::min(rows, 4), PAIR>,
-      multiply_rounded<Number, std::min(rows, 5), PAIR>,
-      multiply_rounded<Number, std::min(rows, 6), PAIR>};
+      nullptr,
+      multiply_rounded<Number, 2, vectors>,
+      multiply_rounded<Number, 3, vectors>,
+      multiply_rounded<Number, std::min(rows, 4), vectors>,
+      multiply_rounded<Number, std::min(rows, 5), vectors>,
+      multiply_rounded<Number, std::min(rows, 6), vectors>};
 };
 
 /// A matrix as a graph holds it.
@@ -328,33 +337,29 @@ class Matrix {
   }
 
   void pack(const GivenMatrix& given, int64_t p) {
+    const int64_t width = vectors(p) * LANES, first = first_column(p), here = std::min(width, columns_ - first);
     const Panel to = panel(p);
-    const int64_t width = vectors(p) * LANES, first = first_column(p);
     float* floats = static_cast<float*>(const_cast<void*>(to.values));
-    uint8_t* packed = static_cast<uint8_t*>(const_cast<void*>(to.values));
-    const int64_t here = std::min(width, columns_ - first);
-    const bool in_halves = form_ == NIBBLES;
-    // The place of a number is a sum of what its row and its column add, and `above` is its first bit there.
-    int64_t across[2 * QUAD_COLUMNS], above[2 * QUAD_COLUMNS];
+    uint16_t* packed = static_cast<uint16_t*>(const_cast<void*>(to.values));
+    const int bits = form_ == NIBBLES ? 4 : 8, last = together(bits) - 1;  // in a word
+    // The place of a number is a sum of what its row and its column add. `above` is its first bit there, and `less`
+    // what a signed weight is smaller by.
+    int64_t across[2 * QUAD_COLUMNS], above[2 * QUAD_COLUMNS], less[2 * QUAD_COLUMNS];
     for (int64_t c = 0; c < here; ++c) {
-      const int64_t side = c / LANES % PAIR, lane = c / (PAIR * LANES) * LANES + c % LANES;
-      across[c] = form_ == FLOATS ? c / STRIP * padded_ * STRIP + c % STRIP : lane * 4 + (in_halves ? 0 : side);
-      above[c] = in_halves ? side * 4 : 0;
+      const int64_t strip = c / LANES / (last + 1), v = c / LANES % (last + 1);
+      across[c] = form_ == FLOATS ? c / STRIP * padded_ * STRIP + c % STRIP : (strip * LANES + c % LANES) * 2;
+      above[c] = v * bits, less[c] = v == last ? 1 << (bits - 1) : 0;
     }
-    const int64_t pitch = width / PAIR * 4;  // bytes of a lane's values of k, for all columns
-    const auto down = [&](int64_t k) {
-      return in_halves ? k / nibbles::TOGETHER * pitch + k % 2 * 2 + k % 4 / 2
-                       : k / bytes::TOGETHER * pitch + k % 2 * 2;
-    };
+    const int64_t pitch = width / (last + 1) * 2;  // words of two values of k, for all columns
     given.read(first, here, [&](int64_t k, int64_t c, auto number) {
       if constexpr (std::is_same_v<decltype(number), float>) floats[k * STRIP + across[c]] = number;
-      else packed[down(k) + across[c]] |= number << above[c];
+      else packed[k / 2 * pitch + k % 2 + across[c]] |= (number ^ less[c]) << above[c];
     });
     for (int64_t b = 0; b < blocks(); ++b)
       for (int64_t c = 0; c < here; ++c) {
-        const float scale = given.scale(first + c, b), unit = in_halves && c / LANES % PAIR ? 1.0f / 16 : 1;
-        const_cast<float*>(to.scales)[b * width + c] = scale * unit;
-        const_cast<float*>(to.offsets)[b * width + c] = scale * given.zero_point(first + c, b);
+        const float scale = given.scale(first + c, b);
+        const_cast<float*>(to.scales)[b * width + c] = scale;
+        const_cast<float*>(to.offsets)[b * width + c] = scale * (given.zero_point(first + c, b) - less[c]);
       }
   }
 
@@ -385,14 +390,15 @@ class Matrix {
     if (rows == 1)
       return (vectors(p) > QUAD ? multiply_rounded<Number, 1, 2 * QUAD> : multiply_rounded<Number, 1, QUAD>)(
           q, values, part, width, init, init_pitch, y, y_pitch);
-    for (int64_t at = 0; at < width; at += PAIR * LANES, ++values) {
+    constexpr int64_t columns = Tiles<Number>::vectors * LANES;
+    for (int64_t at = 0; at < width; at += columns, ++values) {
       for (int64_t i = 0, r = 0; i < tiles; ++i) {
         const int64_t next = (i + 1) * rows / tiles;
         Tiles<Number>::of[next - r](q.from(r), values, part, width, init + r * init_pitch + at, init_pitch,
                                     y + r * y_pitch + at, y_pitch);
         r = next;
       }
-      part.scales += PAIR * LANES, part.offsets += PAIR * LANES;
+      part.scales += columns, part.offsets += columns;
     }
   }
 };

@@ -22,8 +22,7 @@ constexpr int LANES = 4, TILE_ROWS = 6, TILE_VECTORS = 2;
 
 typedef float vec __attribute__((vector_size(LANES * 4)));
 typedef int32_t ivec __attribute__((vector_size(LANES * 4)));
-typedef uint32_t uvec __attribute__((vector_size(LANES * 4)));
-typedef uint16_t words __attribute__((vector_size(LANES * 4)));
+typedef int16_t words __attribute__((vector_size(LANES * 4)));
 typedef int16_t shorts __attribute__((vector_size(LANES * 2)));  // as many as there are floats in a vector
 typedef float loose __attribute__((vector_size(LANES * 4), aligned(4), may_alias));  // at any address
 
