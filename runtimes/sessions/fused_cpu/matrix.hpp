@@ -16,8 +16,9 @@
 // on. A's sum is the word's sum less 2^bits times the sum of the shifted word. Both may overflow their 32 bits; the
 // difference is exact, because A's sum does not.
 //
-// A weight is scale · w - offset, with a scale and an offset for each column and block of k. The sum of a block is
-// scale · Σ q w - offset · Σ q, so scales and offsets are read once per block.
+// A weight is scale · (w - zero), with a scale and a zero point for each column and block of k. They lie behind the
+// strips of their block, as floats and as 16-bit numbers: so a panel is read once, from its beginning to its end. The
+// sum of a block is scale · (Σ q w - zero · Σ q).
 //
 // Rows of activations begin a pitch apart. The numbers between the end of a row and the next row are zeros.
 #pragma once
@@ -53,10 +54,11 @@ struct exact_bytes {
 /// Vectors of columns in a strip of such weights.
 constexpr int together(int bits) { return 16 / bits; }
 
+constexpr int64_t BEHIND = sizeof(float) + sizeof(int16_t);  // bytes of a column behind the strips of a block
+
 /// A panel of a packed matrix.
 struct Panel {
-  const void* values;             // as above, for `depth` values of k
-  const float *scales, *offsets;  // [depth / block rounded up, columns]; null for floats
+  const char* values;  // as above, for `depth` values of k
   int64_t depth, block;
 };
 
@@ -64,11 +66,11 @@ struct Panel {
 struct Rounded {
   const int16_t* numbers;  // [rows, terms, pitch]
   const float* scales;     // [rows]
-  const float* sums;       // Σ q, or Σ (q + rest / REST), [rows, blocks]
+  const int32_t* sums;     // of the numbers of each block, [rows, terms, blocks]
   int64_t pitch, blocks, terms;
 
   Rounded from(int64_t row) const {
-    return {numbers + row * terms * pitch, scales + row, sums + row * blocks, pitch, blocks, terms};
+    return {numbers + row * terms * pitch, scales + row, sums + row * terms * blocks, pitch, blocks, terms};
   }
 };
 
@@ -111,7 +113,7 @@ __attribute__((noinline)) void multiply_row(const float* x, const Panel& panel, 
   vec total[NV];
 #pragma GCC unroll 8
   for (int v = 0; v < NV; ++v) total[v] = load(init + v * LANES);
-  const float* w = static_cast<const float*>(panel.values);
+  const float* w = reinterpret_cast<const float*>(panel.values);
   const int64_t strip = panel.depth * STRIP;
   for (int64_t k = 0; k < panel.depth; ++k, w += STRIP)
 #pragma GCC unroll 8
@@ -123,18 +125,19 @@ __attribute__((noinline)) void multiply_row(const float* x, const Panel& panel, 
   for (int v = 0; v < NV; ++v) store(y + v * LANES, total[v]);
 }
 
-/// y [ROWS, NV vectors] = init + x · W, for the strips from `values` on of a panel that is `width` columns wide.
-/// The scales and offsets of `panel` are those of these strips.
+/// y [ROWS, NV vectors] = init + x · W, for columns `at` and on of a panel that is `width` columns wide.
 template <class Number, int ROWS, int NV>
-__attribute__((noinline)) void multiply_rounded(const Rounded& x, const ivec* values, const Panel& panel,
-                                                int64_t width, const float* init, int64_t init_pitch, float* y,
+__attribute__((noinline)) void multiply_rounded(const Rounded& x, const Panel& panel, int64_t at, int64_t width,
+                                                const float* init, int64_t init_pitch, float* y,
                                                 int64_t y_pitch) {
   constexpr int BITS = Number::BITS, TERMS = Number::TERMS, TOGETHER = together(BITS);
-  const float *scales = panel.scales, *offsets = panel.offsets;
-  const int64_t strips = width / (TOGETHER * LANES);
+  if (ROWS == 1) at = 0, width = NV * LANES;  // one row is multiplied by the whole panel: constants for the compiler
+  const int64_t strips = width / (TOGETHER * LANES), strip = at / (TOGETHER * LANES);
   vec totals[ROWS][NV] = {};
+  const char* block = panel.values;
   for (int64_t first = 0, b = 0; first < panel.depth; first += panel.block, ++b) {
     const int64_t end = std::min(first + panel.block, panel.depth);
+    const ivec* values = reinterpret_cast<const ivec*>(block) + strip;
     ivec sums[ROWS][TERMS][NV] = {};
 #pragma GCC unroll 2
     for (int64_t k = first; k < end; k += 2, values += strips) {
@@ -155,23 +158,26 @@ __attribute__((noinline)) void multiply_rounded(const Rounded& x, const ivec* va
             }
           }
     }
+    const auto* scales = reinterpret_cast<const float*>(values - strip);
+    const auto* zeros = reinterpret_cast<const int16_t*>(scales + width);
+    block = reinterpret_cast<const char*>(zeros + width);
 #pragma GCC unroll 8
-    for (int r = 0; r < ROWS; ++r)
+    for (int v = 0; v < NV; ++v) {
+      const ivec zero = load_whole(zeros + at + v * LANES);
+      const vec scale = load(scales + at + v * LANES);
+#pragma GCC unroll 8
+      for (int r = 0; r < ROWS; ++r) {
+        vec parts[TERMS];
 #pragma GCC unroll 2
-      for (int term = 0; term < TERMS; ++term)
-#pragma GCC unroll 8
-        for (int v = 0; v < NV; ++v)
-          if ((v + 1) % TOGETHER) sums[r][term][v] -= sums[r][term][v + 1] << BITS;
-#pragma GCC unroll 8
-    for (int r = 0; r < ROWS; ++r)
-#pragma GCC unroll 8
-      for (int v = 0; v < NV; ++v) {
-        vec sum = __builtin_convertvector(sums[r][0][v], vec);
-        if (TERMS == 2) sum = add_product(sum, __builtin_convertvector(sums[r][TERMS - 1][v], vec), all(1 / REST));
-        const vec scaled = add_product(totals[r][v], sum, load(scales + v * LANES));
-        totals[r][v] = add_product(scaled, all(-x.sums[r * x.blocks + b]), load(offsets + v * LANES));
+        for (int term = 0; term < TERMS; ++term) {
+          ivec& sum = sums[r][term][v];
+          if ((v + 1) % TOGETHER) sum -= sums[r][term][v + 1] << BITS;
+          parts[term] = __builtin_convertvector(sum - zero * x.sums[(r * TERMS + term) * x.blocks + b], vec);
+        }
+        if (TERMS == 2) parts[0] = add_product(parts[0], parts[TERMS - 1], all(1 / REST));
+        totals[r][v] = add_product(totals[r][v], parts[0], scale);
       }
-    scales += width, offsets += width;
+    }
   }
 #pragma GCC unroll 8
   for (int r = 0; r < ROWS; ++r)
@@ -264,9 +270,7 @@ class Matrix {
     bias_.assign(width, 0.0f);
     if (bias) std::copy_n(bias, columns_, bias_.begin());
     values_ = std::make_unique<Scratch>();
-    const int64_t words = width * padded_ / in_a_word();
-    std::memset(values_->take(words), 0, words * sizeof(float));
-    scales_.assign(width * blocks(), 0.0f), offsets_ = scales_;
+    std::memset(values_->take(width * column_bytes() / sizeof(float)), 0, width * column_bytes());
     for (int64_t p = 0; p < panels(); ++p) pack(given, p);
   }
 
@@ -281,7 +285,7 @@ class Matrix {
     return std::min(panel_columns(), columns_ - first_column(p)) > QUAD_COLUMNS ? 2 * QUAD : QUAD;
   }
 
-  /// Blocks of a column, each with a scale and an offset; none of floats.
+  /// Blocks of a column, each with a scale and a zero point; none of floats.
   int64_t blocks() const { return form_ == FLOATS ? 0 : (padded_ + block_ - 1) / block_; }
 
   /// Rounds rows of x for `multiply`, in working memory that is used until then; nothing for floats.
@@ -289,17 +293,15 @@ class Matrix {
     if (form_ == FLOATS) return {};
     const int64_t blocks = this->blocks();
     const int terms = form_ == EXACT_BYTES ? 2 : 1;
-    float* scales = scratch.take(rows * (1 + blocks + terms * padded_ / 2));
-    float* sums = scales + rows;
-    auto* numbers = reinterpret_cast<int16_t*>(sums + rows * blocks);
+    float* scales = scratch.take(rows * (1 + terms * (blocks + padded_ / 2)));
+    auto* sums = reinterpret_cast<int32_t*>(scales + rows);
+    auto* numbers = reinterpret_cast<int16_t*>(sums + rows * terms * blocks);
     for (int64_t r = 0; r < rows; ++r) {
       int16_t* q = numbers + r * terms * padded_;
       scales[r] = round(x + r * x_pitch, padded_, terms, q);
-      for (int64_t b = 0; b < blocks; ++b) {
-        const int64_t from = b * block_, to = std::min(from + block_, padded_);
-        float& sum = sums[r * blocks + b] = sum_of(q + from, to - from);
-        if (terms == 2) sum += sum_of(q + padded_ + from, to - from) / REST;
-      }
+      for (int term = 0; term < terms; ++term, q += padded_)
+        for (int64_t b = 0, from = 0; b < blocks; ++b, from += block_)
+          sums[(r * terms + term) * blocks + b] = sum_of(q + from, std::min(block_, padded_ - from));
     }
     return {numbers, scales, sums, padded_, blocks, terms};
   }
@@ -322,25 +324,23 @@ class Matrix {
   Form form_ = FLOATS;
   int64_t depth_ = 0, columns_ = 0, padded_ = 0, block_ = DEPTH;
   std::unique_ptr<Scratch> values_;  // aligned memory
-  std::vector<float> scales_, offsets_, bias_;
+  std::vector<float> bias_;
 
-  /// Numbers in 32 bits.
-  int64_t in_a_word() const { return form_ == FLOATS ? 1 : form_ == NIBBLES ? 8 : 4; }
+  int bits() const { return form_ == FLOATS ? 32 : form_ == NIBBLES ? 4 : 8; }
+  int64_t column_bytes() const { return padded_ * bits() / 8 + blocks() * BEHIND; }
 
   /// With two terms, the sums of half a panel use all registers.
   int64_t panel_columns() const { return form_ == EXACT_BYTES ? QUAD_COLUMNS : 2 * QUAD_COLUMNS; }
 
   Panel panel(int64_t p) const {
-    const int64_t before = first_column(p), scaled = before * blocks();
-    return {values_->take(0) + before * padded_ / in_a_word(),
-            scales_.data() + scaled, offsets_.data() + scaled, padded_, block_};
+    return {reinterpret_cast<const char*>(values_->take(0)) + first_column(p) * column_bytes(), padded_, block_};
   }
 
   void pack(const GivenMatrix& given, int64_t p) {
     const int64_t width = vectors(p) * LANES, first = first_column(p), here = std::min(width, columns_ - first);
-    const Panel to = panel(p);
-    float* floats = static_cast<float*>(const_cast<void*>(to.values));
-    uint16_t* packed = static_cast<uint16_t*>(const_cast<void*>(to.values));
+    char* panel = const_cast<char*>(this->panel(p).values);
+    float* floats = reinterpret_cast<float*>(panel);
+    uint16_t* packed = reinterpret_cast<uint16_t*>(panel);
     const int bits = form_ == NIBBLES ? 4 : 8, last = together(bits) - 1;  // in a word
     // The place of a number is a sum of what its row and its column add. `above` is its first bit there, and `less`
     // what a signed weight is smaller by.
@@ -350,24 +350,30 @@ class Matrix {
       across[c] = form_ == FLOATS ? c / STRIP * padded_ * STRIP + c % STRIP : (strip * LANES + c % LANES) * 2;
       above[c] = v * bits, less[c] = v == last ? 1 << (bits - 1) : 0;
     }
-    const int64_t pitch = width / (last + 1) * 2;  // words of two values of k, for all columns
+    const int64_t pitch = width / (last + 1) * 2, behind = width * BEHIND / 2;  // words of two k, and behind a block
     given.read(first, here, [&](int64_t k, int64_t c, auto number) {
-      if constexpr (std::is_same_v<decltype(number), float>) floats[k * STRIP + across[c]] = number;
-      else packed[k / 2 * pitch + k % 2 + across[c]] |= (number ^ less[c]) << above[c];
-    });
-    for (int64_t b = 0; b < blocks(); ++b)
-      for (int64_t c = 0; c < here; ++c) {
-        const float scale = given.scale(first + c, b);
-        const_cast<float*>(to.scales)[b * width + c] = scale;
-        const_cast<float*>(to.offsets)[b * width + c] = scale * (given.zero_point(first + c, b) - less[c]);
+      if constexpr (std::is_same_v<decltype(number), float>) {
+        floats[k * STRIP + across[c]] = number;
+      } else {  // divided by constants: a division by a variable would take longer than all else here
+        const int64_t b = form_ == EXACT_BYTES ? k / LONGEST : k / DEPTH;
+        packed[k / 2 * pitch + k % 2 + b * behind + across[c]] |= (number ^ less[c]) << above[c];
       }
+    });
+    for (int64_t b = 0; b < blocks(); ++b) {
+      auto* scales = reinterpret_cast<float*>(packed + std::min((b + 1) * block_, padded_) / 2 * pitch + b * behind);
+      auto* zeros = reinterpret_cast<int16_t*>(scales + width);
+      for (int64_t c = 0; c < here; ++c) {
+        scales[c] = given.scale(first + c, b);
+        zeros[c] = given.zero_point(first + c, b) - less[c];
+      }
+    }
   }
 
   /// Multiplies several rows of floats by panel p, a strip of it and a tile of rows at a time.
   void multiply_rows(int64_t p, int64_t rows, const float* x, int64_t x_pitch, const float* init,
                      int64_t init_pitch, float* y, int64_t y_pitch) const {
     const int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS, width = vectors(p) * LANES;
-    const float* strip = static_cast<const float*>(panel(p).values);
+    const float* strip = reinterpret_cast<const float*>(panel(p).values);
     for (int64_t at = 0; at < width; at += STRIP, strip += padded_ * STRIP) {
       const char* next_strip = reinterpret_cast<const char*>(strip + padded_ * STRIP);  // prefetched meanwhile
       for (int64_t i = 0, r = 0; i < tiles; ++i) {
@@ -385,21 +391,17 @@ class Matrix {
   void multiply_rounded_rows(int64_t p, int64_t rows, const Rounded& q, const float* init, int64_t init_pitch,
                              float* y, int64_t y_pitch) const {
     const int64_t tiles = (rows + Tiles<Number>::rows - 1) / Tiles<Number>::rows, width = vectors(p) * LANES;
-    Panel part = panel(p);
-    const ivec* values = static_cast<const ivec*>(part.values);
+    const Panel panel = this->panel(p);
     if (rows == 1)
       return (vectors(p) > QUAD ? multiply_rounded<Number, 1, 2 * QUAD> : multiply_rounded<Number, 1, QUAD>)(
-          q, values, part, width, init, init_pitch, y, y_pitch);
-    constexpr int64_t columns = Tiles<Number>::vectors * LANES;
-    for (int64_t at = 0; at < width; at += columns, ++values) {
+          q, panel, 0, width, init, init_pitch, y, y_pitch);
+    for (int64_t at = 0; at < width; at += Tiles<Number>::vectors * LANES)
       for (int64_t i = 0, r = 0; i < tiles; ++i) {
         const int64_t next = (i + 1) * rows / tiles;
-        Tiles<Number>::of[next - r](q.from(r), values, part, width, init + r * init_pitch + at, init_pitch,
+        Tiles<Number>::of[next - r](q.from(r), panel, at, width, init + r * init_pitch + at, init_pitch,
                                     y + r * y_pitch + at, y_pitch);
         r = next;
       }
-      part.scales += columns, part.offsets += columns;
-    }
   }
 };
 

@@ -30,6 +30,19 @@ inline vec load(const float* at) { return *reinterpret_cast<const loose*>(at); }
 inline void store(float* at, vec x) { *reinterpret_cast<loose*>(at) = x; }
 inline vec all(float x) { return x - vec{}; }
 
+/// As many 16-bit numbers as there are lanes, in 32 bits.
+inline ivec load_whole(const int16_t* at) {
+#if defined(__AVX512F__)
+  return (ivec)_mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
+#elif defined(__AVX2__)
+  return (ivec)_mm256_cvtepi16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
+#else
+  shorts numbers;
+  std::memcpy(&numbers, at, sizeof(numbers));
+  return __builtin_convertvector(numbers, ivec);
+#endif
+}
+
 /// total + a b, rounded once if the processor can. Left to itself, the compiler fuses the two in some loops and
 /// not in others, and a row's result would depend on how many rows are computed with it.
 inline vec add_product(vec total, vec a, vec b) {
