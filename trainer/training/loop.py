@@ -140,15 +140,15 @@ def resume(
         mend(training, run)
         for name in (STATE, MODEL, METRICS):
             ranks.on_first(partial(sweep, run / name))
-        longer = config.steps > config_of(run).steps
-        ranks.agree("numbers of steps", f"{longer}")  # all have read it before the first one writes it
-        if longer:
+        before = config_of(run)
+        ranks.agree("numbers of steps", f"{before.steps}")  # all have read it before the first one writes it
+        if config != before:
             ranks.on_first(lambda: write_json(run / CONFIG, to_json(config)))
-            if progress:
-                print(
-                    f"{run} continues from step {training.step:,} to {config.steps:,}; the learning rate "
-                    f"follows the longer schedule from {training.rate:.3g} on"
-                )
+        if config.steps > before.steps and progress:
+            print(
+                f"{run} continues from step {training.step:,} to {config.steps:,}; the learning rate follows "
+                f"the longer schedule from {training.rate:.3g} on"
+            )
         if training.finished and progress:
             print(
                 f"{run} is finished already, at step {training.step} of {config.steps}; there is nothing to "

@@ -155,14 +155,20 @@ def test_tables_and_persistent_vectors_may_be_of_halves_or_bytes(
     compare_cut(artefact, tokens, rule.segment)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8-stored", "int8", "int4"])
+@pytest.mark.parametrize(
+    ("precision", "head_dim"),
+    [
+        *((precision, 41) for precision in ("fp32", "fp16", "int8-stored", "int8", "int4")),
+        *((precision, 48) for precision in ("fp32", "int8")),  # whole vectors: several streams at once
+    ],
+)
 def test_products_are_precise_and_alike_in_every_batch(
-    precision: Precision, make_run: Callable[..., Path], tmp_path: Path
+    precision: Precision, head_dim: int, make_run: Callable[..., Path], tmp_path: Path
 ) -> None:
     """They round activations to 16 bits for int8 and int4, those of `MatMulNBits` to 8. The reference of fp16
     has weights in fp32.
     """
-    run = make_run(d_model=46, heads=3, head_dim=41, d_ff=70, rule=MemoryRule(mem_len=13, segment=9))
+    run = make_run(d_model=46, heads=3, head_dim=head_dim, d_ff=70, rule=MemoryRule(mem_len=13, segment=9))
     artefact = export(run, tmp_path / "artefact", precision=precision)
     report = check(artefact)
     assert report.kernel == "fused"

@@ -63,6 +63,7 @@ def test_resume_continues_a_run(config: str, tmp_path: Path) -> None:
     recorded = json.loads((tmp_path / "run/config.json").read_text())
     write_json(tmp_path / "run/config.json", recorded | {"device": "mps"})  # as if from another machine
     assert train("--resume", tmp_path / "run", "--device", "cpu").exit_code == 0
+    assert json.loads((tmp_path / "run/config.json").read_text()) == recorded
     assert lines_of(tmp_path / "run")[-1]["step"] == 6
 
 

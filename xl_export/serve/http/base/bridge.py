@@ -1,4 +1,4 @@
-"""Between an engine's thread and the tasks of an event loop: one call a step of the engine.
+"""Between an engine's thread and the tasks of an event loop: at most one call a step of the engine.
 
 An inbox receives the answers of the tasks that one request has submitted. The request waits for it once a
 step for all of its tasks together, and takes all that is there. A drawn token that can be written to its
@@ -66,7 +66,7 @@ class Bridge:
         self.listeners: dict[Task, Listener] = {}
 
     def deliver(self, batch: Delivery) -> None:
-        """Called on the engine's thread, once a step."""
+        """Called on the engine's thread, at most once a step."""
         try:
             self.loop.call_soon_threadsafe(self._spread, batch)
         except RuntimeError:  # the loop is closed, so no task waits for an answer
