@@ -20,7 +20,6 @@ from trainer.run.optimizer_config import OptimizerConfig, ScheduleConfig
 BUILT_IN = Path(__file__).parents[1] / "configs"
 MANY = 1 << 40  # more than any training does
 Schedule = tuple[tuple[int, int], ...]  # [step, value] pairs
-DeviceName = Literal["cpu", "cuda", "mps"]
 
 
 def built_in() -> dict[str, Path]:
@@ -109,7 +108,7 @@ class TrainConfig:
     all. After the last step, the best weights are scored on all of them.
     """
     checkpoint_every: int = 100
-    device: DeviceName = "cpu"
+    device: Literal["cpu", "cuda", "mps"] = "cpu"
     """Where the model is trained; of several processes, each takes a GPU, or all share the CPU. `mps` is the
     GPU of an Apple computer, for one process.
     """

@@ -33,7 +33,7 @@ from trainer.model.model import LanguageModel
 from trainer.model.model import parameter_shapes as sizes
 from trainer.run.checkpoint import RUN_FILES, load_run, matching_vocab, refuse_no_run
 from trainer.run.choices import VOCAB_KINDS
-from trainer.run.config import DeviceName, TrainConfig
+from trainer.run.config import TrainConfig
 from trainer.run.history import CONFIG, METRICS, MODEL, STATE, Validation, best, read_config
 from trainer.training.parallel import Ranks, joined
 from trainer.training.reporting.journal import check_packages
@@ -111,15 +111,14 @@ def train(config: TrainConfig, out: Path | str, *, force: bool = False, progress
     return out
 
 
-def resume(
-    run: Path | str, *, steps: int | None = None, device: DeviceName | None = None, progress: bool = True
-) -> Path:
+def resume(run: Path | str, *, steps: int | None = None, progress: bool = True, **moved: Any) -> Path:
     """The folder of a run that was continued from its last checkpoint.
 
     steps: the new number of steps of the whole training, to train a run for longer than was configured. The
     learning rate then follows the schedule of that many steps from here on: after a cosine it rises again,
     and falls to its lowest at the new end. What begins at a step still begins at that step. `patience`
-    becomes 0, because a run that it ended would end again at once. device: in place of the configured one.
+    becomes 0, because a run that it ended would end again at once. moved: `device`, `text` or `data` in
+    place of the configured one, for another machine; the text itself must be the same.
 
     On the CPU, with as many threads and processes as before, every bit is as if training had never stopped.
     With another number of processes, or on another kind of device, the losses are the same up to rounding,
@@ -127,7 +126,7 @@ def resume(
     to the run.
     """
     run = Path(run)
-    config = config_of(run, steps=steps, device=device)
+    config = config_of(run, steps=steps, **moved)
     check_packages(config)
     with joined(config.device) as ranks, ExitStack() as held:
         ranks.on_first(lambda: held.enter_context(only_writer(run, doing="trained")))
@@ -158,14 +157,15 @@ def resume(
     return run
 
 
-def config_of(run: Path, *, steps: int | None = None, device: DeviceName | None = None) -> TrainConfig:
+def config_of(run: Path, *, steps: int | None = None, **moved: Any) -> TrainConfig:
     """The configuration of a run that can be resumed; raises ArtefactError for any other folder.
 
-    steps, device: replace the configured ones; raises ConfigError for fewer steps.
+    steps, moved: as in `resume`; raises ConfigError for fewer steps.
     """
     refuse_no_run(run, STATE)
-    config = read_config(run)
-    config = dataclasses.replace(config, device=device or config.device)
+    for name in moved.keys() & {"text", "data"}:
+        moved[name] = str(Path(moved[name]).resolve())  # so that it is found from any working folder
+    config = dataclasses.replace(read_config(run), **moved)
     if steps is None or steps == config.steps:
         return config
     if steps < config.steps:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 PATH = click.Path(path_type=Path)
 MINUTES = 20.0  # of a run that is planned
+MOVABLE = ("steps", "device", "text", "data")  # what --resume may change
 # A launched process starts like this. Python puts the working folder first on the module path, where a file
 # of the user may have the name of one of our packages; it is removed, and the folder that holds these
 # packages is added instead. Until the command is ready to clean up after Ctrl-C, Ctrl-C ends the process
@@ -192,7 +193,8 @@ def train_command(
                 words = [*(["--force"] * force), *(["--json"] * as_json)]
                 if resume_run:
                     words += ["--resume", str(resume_run)]
-                    words += [f"--steps={settings.steps}", f"--device={settings.device}"]
+                    changes["steps"] = settings.steps
+                    words += [f"--{name}={value}" for name, value in changes.items()]
                 else:
                     write_json(Path(folder) / "config.json", to_json(settings))
                     words += [f"{folder}/config.json", "--out", str(out)]
@@ -224,10 +226,10 @@ def _refuse_contradictions(
         raise UserError(
             "--resume continues a run as it was configured; leave out CONFIG and --force, or start a new run."
         )
-    if resume_run and (other := [name for name in changes if name not in ("steps", "device")]):
+    if resume_run and (other := [name for name in changes if name not in MOVABLE]):
         raise UserError(
-            "--resume continues a run as it was configured, and only --steps and --device may change; leave "
-            f"out --{_option(other[0])}, or start a new run."
+            "--resume continues a run as it was configured, and only --steps, --device, --text and --data "
+            f"may change; leave out --{_option(other[0])}, or start a new run."
         )
 
 

@@ -59,12 +59,25 @@ def test_resume_continues_a_run(config: str, tmp_path: Path) -> None:
     assert "continues from step 4 to 6; the learning rate follows the longer schedule" in result.stdout
     assert json.loads((tmp_path / "run/config.json").read_text())["steps"] == 6
     refused(train("--resume", tmp_path / "run", "--steps", "5"), "--steps is 5", "larger")
-    refused(train("--resume", tmp_path / "run", "--seed", "5"), "only --steps and --device", "--seed")
+    refused(
+        train("--resume", tmp_path / "run", "--seed", "5"), "only --steps, --device, --text and", "--seed"
+    )
     recorded = json.loads((tmp_path / "run/config.json").read_text())
     write_json(tmp_path / "run/config.json", recorded | {"device": "mps"})  # as if from another machine
     assert train("--resume", tmp_path / "run", "--device", "cpu").exit_code == 0
     assert json.loads((tmp_path / "run/config.json").read_text()) == recorded
     assert lines_of(tmp_path / "run")[-1]["step"] == 6
+
+
+def test_a_run_is_resumed_with_a_text_that_was_moved(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the same words again and again, " * 60)
+    assert train("tiny", "--text", text, "--steps", 2, "--out", tmp_path / "run").exit_code == 0
+    moved = text.rename(tmp_path / "moved.txt")
+    refused(train("--resume", tmp_path / "run", "--steps", 3), "text.txt could not be read")
+    assert train("--resume", tmp_path / "run", "--steps", 3, "--text", moved).exit_code == 0
+    moved.write_text("other words, " * 200)
+    refused(train("--resume", tmp_path / "run", "--steps", 4), "has changed since")
 
 
 def test_an_existing_run_is_replaced_only_if_forced(config: str, tmp_path: Path) -> None:

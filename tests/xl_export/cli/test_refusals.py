@@ -73,7 +73,7 @@ TRAIN = [
     ("train --resume {run}", "imported or copied in part: it has no training.safetensors"),
     ("train --resume {trained} --steps 3", "--steps is 3 … larger"),
     *((f"train --resume {{trained}} {o}", f"leave out {o.split()[0].split('=')[0]}") for o in (
-        "--seed 1", "--vocab byte", "--text x", "--max-size 9", "--set seed=2"
+        "--seed 1", "--vocab byte", "--max-size 9", "--set seed=2"
     )),
     # plans and new runs from old ones
     ("train --text odd.txt --minutes 3 --steps 2 --out out", "leave out --minutes, or --steps"),
