@@ -81,6 +81,12 @@ class Page:
         self.until("Boolean(globalThis.page?.ready) || !document.getElementById('error').hidden")
         return self
 
+    def leave(self) -> None:
+        """Goes to an empty page. A request that is under way fails then, which no reader sees."""
+        known = len(self.errors)
+        self.page.goto("about:blank")
+        del self.errors[known:]
+
     @property
     def error(self) -> str | None:
         return self.do(

@@ -375,8 +375,8 @@ def test_a_stream_that_was_never_used_is_deleted(kept: Running, open_page: Open)
     named.page.once("dialog", lambda dialog: dialog.accept("Mine"))
     named.page.click("#rename")
     named.until("page.work.stream.name === 'Mine'")
-    named.page.goto("about:blank")
-    other.page.goto("about:blank")
+    named.leave()
+    other.leave()
     assert comes_true(lambda: kept.get(f"/v1/streams/{ids[1]}").status_code == 404)
     assert kept.get(f"/v1/streams/{ids[0]}").status_code == 200
 
@@ -403,7 +403,7 @@ def test_a_reload_shows_the_text_of_this_tab(kept: Running, open_page: Open) -> 
         kept.post("/v1/streams", {"text": PROMPT}).raise_for_status()
     page = open_page()
     page.write("The cat is")
-    page.page.goto("about:blank")
+    page.leave()
     page.page.goto(page.address)
     page.ready()
     assert page.page.input_value("#text") == "The cat is"
@@ -486,7 +486,7 @@ def test_streams_without_a_state_folder_are_said_to_end(
         page = open_at(f"{server.at}/", link="text=The cat&tokens=5")
         page.until("document.getElementById('streams-note').textContent.includes('until this server stops')")
         page.until("document.getElementById('status').textContent.startsWith('0 generating, 0 reading, 0 ')")
-        page.page.goto("about:blank")
+        page.leave()
 
 
 @pytest.mark.slow
