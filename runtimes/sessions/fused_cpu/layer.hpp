@@ -15,6 +15,7 @@ class Layer : public Attention<Stored> {
   }
 
   Layer(const OrtApi& ort, const OrtKernelInfo* info) : Attention<Stored>(ort, info) {
+    this->all_of_step_ = true;
     pre_norm_ = this->attribute(info, "pre_norm") != 0;
     norm_epsilon_ = this->attribute(info, "norm_epsilon", 0);
     projection_ = this->packed(this->given(1, 19, 20, false), NO_INPUT);
@@ -121,6 +122,7 @@ class Product : public Node {
       : Node(ort, info),
         matrix_(packed(given(1, 2, 3, attribute(info, "turned") != 0), 4)) {
     expect(!!matrix_);
+    all_of_step_ = true;
   }
 
   void compute(OrtKernelContext* context) const {

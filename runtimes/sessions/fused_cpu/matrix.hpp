@@ -280,6 +280,7 @@ class Matrix {
   const float* bias() const { return bias_.data(); }
   int64_t panels() const { return (columns_ + panel_columns() - 1) / panel_columns(); }
   int64_t first_column(int64_t p) const { return p * panel_columns(); }
+  int64_t panel_bytes() const { return panel_columns() * column_bytes(); }
   /// Vectors of columns in panel p.
   int vectors(int64_t p) const {
     return std::min(panel_columns(), columns_ - first_column(p)) > QUAD_COLUMNS ? 2 * QUAD : QUAD;

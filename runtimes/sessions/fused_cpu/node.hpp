@@ -1,6 +1,7 @@
 // Nodes of the operators in ONNX Runtime: they check what they are given, and work on the session's threads.
 #pragma once
 
+#include <atomic>
 #include <exception>
 #include <initializer_list>
 #include <string>
@@ -9,15 +10,15 @@
 #include <vector>
 
 #include "attention.hpp"
+#include "load.hpp"
 #include "matrix.hpp"
 #include "vendor/onnxruntime/onnxruntime_c_api.h"
 
 namespace xl {
 
 constexpr int64_t LARGEST_SIZE = 1 << 24;  // of any dimension, so that no product of two overflows
-// Multiply-adds that are worth waking another thread for: about 50 µs of one core. Less is computed by the
-// thread that runs the session, so steps of small models never wait for a thread that other work holds up.
-constexpr int64_t WORTH_A_THREAD = 1 << 19;
+// Multiply-adds that are worth a thread of their own: 2 to 4 µs of one core.
+constexpr int64_t WORTH_A_THREAD = 1 << 14;
 constexpr int64_t TASKS = 32;  // as many as keep the threads of most processors busy
 
 constexpr size_t ANY_RANK = 0;
@@ -227,7 +228,9 @@ class Node {
     static thread_local Scratch rounded_of_thread;  // the tasks read it
     const Rounded rounded = matrix.rounded(rows, x, x_pitch, rounded_of_thread);
     const int64_t bands = (rows + BLOCK - 1) / BLOCK;
-    const int64_t cost = std::min<int64_t>(rows, BLOCK) * matrix.depth() * 2 * QUAD_COLUMNS;
+    // One row takes as long as reading the weights, of which a float takes as long as a multiply-add.
+    const int64_t cost = rows == 1 ? matrix.panel_bytes() / sizeof(float)
+                                   : std::min<int64_t>(rows, BLOCK) * matrix.depth() * 2 * QUAD_COLUMNS;
     parallel(context, bands * matrix.panels(), cost, [&](int64_t i) {
       const int64_t p = i / bands, row = i % bands * BLOCK, count = std::min<int64_t>(BLOCK, rows - row);
       const int64_t first = matrix.first_column(p);
@@ -249,14 +252,35 @@ class Node {
   /// cost: of one call, in multiply-adds.
   template <class Work>
   void parallel(const OrtKernelContext* context, int64_t count, int64_t cost, const Work& work) const {
-    if (count == 1 || count * cost < WORTH_A_THREAD) {
+    const int64_t size = count * cost;
+    const auto alone = [&] {
       for (int64_t i = 0; i < count; ++i) work(i);
-      return;
+    };
+    if (!all_of_step_) return count == 1 || size < Load::WORTH_WAKING ? alone() : share(context, count, 0, work);
+    int64_t batches = 1;  // a power of two, so that few threads have as much to do
+    while (batches < count && 2 * batches * WORTH_A_THREAD <= size) batches *= 2;
+    if (batches == 1) return alone();
+    Load& load = Load::of_this_thread();
+    const Load::Clock::time_point began = Load::Clock::now();
+    if (load.shares(began, size)) {
+      share(context, count, std::min(batches, count), work);
+      load.ended_shared(began, Load::Clock::now(), size);
+    } else {
+      alone();
+      load.ended_alone(began, Load::Clock::now(), size);
     }
+  }
+
+  // Whether nodes of this library compute all of a step. Otherwise ONNX Runtime's nodes keep its threads busy.
+  bool all_of_step_ = false;
+
+ private:
+  template <class Work>
+  void share(const OrtKernelContext* context, int64_t count, int64_t batches, const Work& work) const {
     struct Job {
       const Work& work;
-      bool out_of_memory;
-    } job{work, false};
+      std::atomic<bool> out_of_memory;
+    } job{work, {false}};
     // An exception must not leave the task: ONNX Runtime calls it as a C function.
     auto task = [](void* data, size_t i) {
       Job& own = *static_cast<Job*>(data);
@@ -266,11 +290,10 @@ class Node {
         own.out_of_memory = true;
       }
     };
-    check(ort.KernelContext_ParallelFor(context, task, count, 0, &job));
+    check(ort.KernelContext_ParallelFor(context, task, count, batches, &job));
     if (job.out_of_memory) throw std::bad_alloc();
   }
 
- private:
   // The inputs that are constants of the graph, so that a step asks for none of them; the others have no data.
   std::vector<Tensor> constants_;
 };

@@ -15,6 +15,7 @@ SOURCES = (
     "vendor/onnxruntime/onnxruntime_c_api.h",
     "layer.hpp",
     "node.hpp",
+    "load.hpp",
     "attention.hpp",
     "block.hpp",
     "pack.hpp",

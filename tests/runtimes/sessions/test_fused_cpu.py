@@ -52,7 +52,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(params=NODES)
 def nodes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "attention":
-        monkeypatch.setattr("xl_export.graph.fused_cpu.LARGEST", 0)
+        monkeypatch.setattr("xl_export.graph.fused_cpu.SMALL", 0)
 
 
 # Spans of 6 and 26 tokens: the softmax ends at distance 64, which a segment of 100 tokens sees past.
@@ -175,6 +175,21 @@ def test_products_are_precise_and_alike_in_every_batch(
     assert report.max_difference < (5e-5 if precision in ("fp32", "int8-stored") else 1e-3)
     session = OrtSession.open(artefact, kernel="fused")
     assert dependence_of_rows(session, EngineSettings(), Rows(session, 32)) is None
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_threads_change_no_bit(precision: Precision, make_run: Callable[..., Path], tmp_path: Path) -> None:
+    """Tokens that follow one another for so long that their short loops are shared, and then a segment."""
+    rule = MemoryRule(mem_len=256, segment=128)
+    sizes = {"d_model": 128, "heads": 4, "head_dim": 32, "d_ff": 512, "layers": 2}
+    artefact = export(make_run(rule=rule, **sizes), tmp_path / "artefact", precision=precision)
+    alone, several = (OrtSession.open(artefact, threads=threads, kernel="fused") for threads in (1, 4))
+    options = several._sessions[None].get_session_options()
+    assert int(options.get_session_config_entry("session.intra_op.spin_duration_us")) == 200
+    memories = alone.start(1), several.start(1)
+    for step in [np.full((1, 1), n % 7) for n in range(300)] + [np.arange(128)[None] % 5]:
+        answers = alone.predict(step, memories[0])[0], several.predict(step, memories[1])[0]
+        np.testing.assert_array_equal(*(logits.view(np.int32) for logits in answers))
 
 
 def test_scores_may_lie_far_apart(make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path) -> None:
