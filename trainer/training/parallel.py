@@ -181,11 +181,16 @@ def joined(device: str) -> Iterator[Ranks]:
             "device is mps and PyTorch sees no such GPU; give --device cpu, or train on an Apple computer."
         )
     if device == "cuda":
-        if torch.cuda.device_count() <= local:
+        found = torch.cuda.device_count()
+        if not found:
             raise ConfigError(
-                f"device is cuda and PyTorch sees {torch.cuda.device_count()} GPUs for process {local + 1} "
-                "of this machine; start fewer processes, give --device cpu, or install a CUDA build of "
+                "device is cuda and PyTorch sees no GPU; give --device cpu, or install a CUDA build of "
                 "PyTorch and the driver of this machine's GPU."
+            )
+        if found <= local:
+            raise ConfigError(
+                f"this is process {local + 1} of this machine, and GPUs that PyTorch sees: {found}; start "
+                "one process for each."
             )
         torch.cuda.set_device(local)
     place = torch.device(device, local) if device == "cuda" else torch.device(device)

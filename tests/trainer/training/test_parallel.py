@@ -171,7 +171,11 @@ def test_a_gpu_that_is_not_there_is_one_sentence(
     make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(ConfigError, match=r"PyTorch sees 0 GPUs for process 1 .* give --device cpu, or"):
+    with pytest.raises(ConfigError, match=r"PyTorch sees no GPU; give --device cpu, or"):
+        train(make_config(device="cuda"), tmp_path / "run", progress=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(ConfigError, match=r"is process 3 .* sees: 2; start one process for each"):
         train(make_config(device="cuda"), tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
 
