@@ -1,8 +1,8 @@
 """What a token of a small model costs: ONNX Runtime's run, what Python adds to it, and the least it can take.
 
-A row for each precision of the weights. All sides step one stream, one token of each side after the other. A
-step can take no less than reading its bytes from the processor's cache, and computing its multiply-adds; both
-rates are of one core and are measured in the same run.
+A row for each precision of the weights. All sides step one stream, in turns of some dozen tokens, because a
+stream's tokens follow one another. A step can take no less than reading its bytes from the processor's cache,
+and computing its multiply-adds; both rates are of one core and are measured in the same run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from xl_export import export
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "int8-stored", "int8", "int4")
 REPEATS = 3000  # tokens of each side
+TURN = 50  # tokens of one side before the next one
 WARM_UP = 20
+SETTLE = 5  # untimed tokens at the beginning of a turn
 FLOATS_FOR = {ir.DataType.FLOAT16: 2, ir.DataType.INT8: 4}  # times as wide, in bytes
 MOST_TOKENS = 10**9  # more than are ever generated
 
@@ -72,7 +74,7 @@ def run(job: Job) -> Iterator[Row]:
         yield Row(
             precision=precision,
             parameters=session.spec.model.parameters,
-            **take_turns(calls, repeats=repeats, turns=repeats, warmup=0, rest=False),
+            **take_turns(calls, repeats=repeats, turns=-(-repeats // TURN), warmup=SETTLE, rest=False),
             num_bytes=num_bytes,
             multiply_adds=needed_multiply_adds(job.config.model, job.rule, 1),
             cache=Limits(read_bytes=cache_rate(num_bytes), multiply_adds=computing),
