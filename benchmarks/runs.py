@@ -113,12 +113,13 @@ class History:
         config: str,
         *,
         operators: str | None = None,
+        threads: int | None = None,
         rows: tuple[str, Collection[Any]] | None = None,
     ) -> Run:
         """The run that tables show: the newest one of this case and configuration that
         - was computed by these operators, where a table names them,
         - has a row for each of these values of a field, where a table needs them (`rows`: field and values),
-        - used all CPUs of its machine as threads, and
+        - used so many threads, or all CPUs of its machine, and
         - found at most a tenth of the CPUs busy before it began (older runs did not record this).
 
         Raises ArtefactError where there is none.
@@ -129,7 +130,7 @@ class History:
             if run.document["config"] == config
             and operators in (None, run.operators)
             and (rows is None or {row.get(rows[0]) for row in run.rows} >= set(rows[1]))
-            and run.document["threads"] == run.document["machine"]["cpus"]
+            and run.document["threads"] == (threads or run.document["machine"]["cpus"])
             and run.document["machine"].get("busy_cpus", 0) <= BUSY * run.document["machine"]["cpus"]
         ]
         if not suitable:
