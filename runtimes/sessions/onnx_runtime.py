@@ -55,9 +55,10 @@ COPY_ON_ALL_THREADS = "session.prepack.enable_parallel"
 # processes compute, a step takes longer with two threads than with one.
 SPIN = "session.intra_op.spin_duration_us"
 MOST_SPIN = 50
-# For small models: long enough to stay awake until the next token. Their operator does not use these threads
-# while other processes need the CPUs: see fused_cpu/load.hpp.
+# Where one node computes a layer: long enough to stay awake until the next token. These nodes do not use the
+# threads while other processes need the CPUs: see fused_cpu/load.hpp.
 UNTIL_NEXT = 200
+LAYER = b"RingRelativeLayer"
 # ONNX Runtime's name of the folder in which it looks for tensors outside of a graph that is given as bytes.
 EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 # The first release of ONNX Runtime that computes a graph, and one of opset 24.
@@ -183,17 +184,12 @@ class OrtSession(GraphSession):
         options.intra_op_num_threads = threads or available_cpus()
         options.add_session_config_entry(WITHOUT_COPY, "1")
         options.add_session_config_entry(COPY_ON_ALL_THREADS, "1")
-        spin = MOST_SPIN
         if self._library:
             self._register(options, self._library)
-            if tokens is None and self.spec.model.parameters <= fused_cpu.SMALL:
-                spin = UNTIL_NEXT
         if tokens == 1 and self.spec.precision == "fp32":
             options.add_session_config_entry(AS_STORED, "1")
         try:
-            session = load_graph(
-                self._ort, self.spec, graph, contents, options, ON_THE_CPU, tokens=tokens, spin=spin
-            )
+            session = load_graph(self._ort, self.spec, graph, contents, options, ON_THE_CPU, tokens=tokens)
             session.weights = contents.get(WEIGHTS)  # they must live as long as what computes with them
             return session
         except ArtefactError:
@@ -312,17 +308,16 @@ def load_graph(
     *,
     tokens: int | None = None,
     compiled: bool = False,
-    spin: int = MOST_SPIN,
 ) -> Any:
     """ONNX Runtime's session over the bytes of a graph and of its weights, its tensors those of the spec.
 
     options, providers: of the session; `options` is changed. tokens: of a graph of fixed sizes that is not
-    for whole segments. compiled: see `refuse_foreign_graph`. spin: microseconds; see SPIN. Raises
-    ArtefactError for a graph that refers to other files or is not the spec's, and whatever ONNX Runtime
-    raises.
+    for whole segments. compiled: see `refuse_foreign_graph`. Raises ArtefactError for a graph that refers to
+    other files or is not the spec's, and whatever ONNX Runtime raises.
     """
     refuse_foreign(spec, graph, contents[graph.name], compiled=compiled)
-    options.add_session_config_entry(SPIN, str(spin))
+    in_layers = tokens is None and LAYER in bytes(contents[graph.name])
+    options.add_session_config_entry(SPIN, str(UNTIL_NEXT if in_layers else MOST_SPIN))
     # Otherwise ONNX Runtime would tell the format from the first bytes.
     options.add_session_config_entry(FORMAT, "ORT" if spec.storage == "ort" else "ONNX")
     options.log_severity_level = FATAL  # errors are raised; device discovery warns where there is no GPU

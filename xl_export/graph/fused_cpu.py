@@ -17,7 +17,6 @@ import onnx_ir as ir
 from runtimes.contract.precision import MemoryType
 from runtimes.contract.spec import Spec
 from runtimes.contract.tensors import SCALE
-from runtimes.sessions.fused_cpu import SMALL
 from xl_export.graph.head import embedding_scale, output_weights, project
 from xl_export.graph.memory import Group
 from xl_export.graph.persistent import attend_persistent, persistent_constants
@@ -39,6 +38,7 @@ MATRICES = {
     PRODUCT: {1: (2, 3)},
     ROWS: {1: (2, 3)},
 }
+LARGEST = 10_000_000  # parameters of a model whose layers are one node each
 
 
 def takes(spec: Spec) -> bool:
@@ -64,7 +64,7 @@ class FusedStepGraph(StepGraph):
 
     @property
     def small(self) -> bool:
-        return self.spec.model.parameters <= SMALL
+        return self.spec.model.parameters <= LARGEST
 
     def block(self, layer: int, x: ir.Value, groups: list[Group], present: list[ir.Value]) -> ir.Value:
         config = self.config

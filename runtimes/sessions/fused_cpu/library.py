@@ -36,7 +36,6 @@ from runtimes.sessions.fused_cpu.variants import (
     listed,
 )
 
-SMALL = 10_000_000  # the most parameters of a model in which each layer is one node
 FOLDER = Path(__file__).parent
 LIBRARIES = FOLDER / "libraries"  # of the package
 DIGITS = 16  # of the hash in a file name
