@@ -111,14 +111,22 @@ def train(config: TrainConfig, out: Path | str, *, force: bool = False, progress
     return out
 
 
-def resume(run: Path | str, *, steps: int | None = None, progress: bool = True, **moved: Any) -> Path:
+def resume(
+    run: Path | str,
+    *,
+    steps: int | None = None,
+    device: str | None = None,
+    text: Path | str | None = None,
+    data: Path | str | None = None,
+    progress: bool = True,
+) -> Path:
     """The folder of a run that was continued from its last checkpoint.
 
     steps: the new number of steps of the whole training, to train a run for longer than was configured. The
     learning rate then follows the schedule of that many steps from here on: after a cosine it rises again,
     and falls to its lowest at the new end. What begins at a step still begins at that step. `patience`
-    becomes 0, because a run that it ended would end again at once. moved: `device`, `text` or `data` in
-    place of the configured one, for another machine; the text itself must be the same.
+    becomes 0, because a run that it ended would end again at once. device, text, data: in place of the
+    configured ones, for another machine; the text itself must be the same.
 
     On the CPU, with as many threads and processes as before, every bit is as if training had never stopped.
     With another number of processes, or on another kind of device, the losses are the same up to rounding,
@@ -126,7 +134,7 @@ def resume(run: Path | str, *, steps: int | None = None, progress: bool = True, 
     to the run.
     """
     run = Path(run)
-    config = config_of(run, steps=steps, **moved)
+    config = config_of(run, steps=steps, device=device, text=text, data=data)
     check_packages(config)
     with joined(config.device) as ranks, ExitStack() as held:
         ranks.on_first(lambda: held.enter_context(only_writer(run, doing="trained")))
@@ -157,14 +165,23 @@ def resume(run: Path | str, *, steps: int | None = None, progress: bool = True, 
     return run
 
 
-def config_of(run: Path, *, steps: int | None = None, **moved: Any) -> TrainConfig:
+def config_of(
+    run: Path,
+    *,
+    steps: int | None = None,
+    device: str | None = None,
+    text: Path | str | None = None,
+    data: Path | str | None = None,
+) -> TrainConfig:
     """The configuration of a run that can be resumed; raises ArtefactError for any other folder.
 
-    steps, moved: as in `resume`; raises ConfigError for fewer steps.
+    The others: as in `resume`; raises ConfigError for fewer steps.
     """
     refuse_no_run(run, STATE)
-    for name in moved.keys() & {"text", "data"}:
-        moved[name] = str(Path(moved[name]).resolve())  # so that it is found from any working folder
+    moved: dict[str, Any] = {} if device is None else {"device": device}
+    for name, path in (("text", text), ("data", data)):
+        if path is not None:
+            moved[name] = str(Path(path).resolve())  # so that it is found from any working folder
     config = dataclasses.replace(read_config(run), **moved)
     if steps is None or steps == config.steps:
         return config
