@@ -51,7 +51,9 @@ class Run:
         document = self.document
         config = f" --config {document['config']}" if document["config"] in CONFIGS else ""
         fused = " --operators fused" if self.operators == "fused" else ""
-        return f"`python -m benchmarks run {document['case']}{config}{fused}`"
+        all_cpus = document["threads"] == document["machine"]["cpus"]
+        threads = "" if all_cpus else f" --threads {document['threads']}"
+        return f"`python -m benchmarks run {document['case']}{config}{fused}{threads}`"
 
     @property
     def day(self) -> str:
@@ -119,7 +121,7 @@ class History:
         """The run that tables show: the newest one of this case and configuration that
         - was computed by these operators, where a table names them,
         - has a row for each of these values of a field, where a table needs them (`rows`: field and values),
-        - used so many threads, or all CPUs of its machine, and
+        - used so many threads; by default as many as its machine has CPUs, and
         - found at most a tenth of the CPUs busy before it began (older runs did not record this).
 
         Raises ArtefactError where there is none.
@@ -136,6 +138,7 @@ class History:
         if not suitable:
             named = f" with {operators} operators" if operators else ""
             option = f" --config {config}" if config in CONFIGS else ""
+            option += f" --threads {threads}" if threads else ""
             raise ArtefactError(
                 f"the history has no run of {case} at {config}{named} that can be published; "
                 f"measure one with `python -m benchmarks run {case}{option}`."
