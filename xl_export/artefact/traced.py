@@ -77,7 +77,8 @@ def trace(
     - without: the promises that the module may break, of `runtimes.contract.promises.PROMISES`. The artefact
       lists those that it does break, and every runtime refuses to rely on them.
     - rows: the graph gets no sizes that vary: every step has so many rows, and `rule.segment` tokens in each.
-      Phones accelerate only such graphs, and some modules can be traced only so. None lets both vary.
+      The module is called with no other number of rows. Phones accelerate only such graphs, and some modules
+      can be traced only so. None lets both vary.
     - tokens: with `rows`, several numbers of tokens, from 1 to `rule.segment`, such as (1, 16): a graph for
       each, over one file of weights. A step then has any number of tokens up to the segment, and a session
       computes it by the largest graphs that fit. None is only `rule.segment`.
@@ -103,9 +104,10 @@ def trace(
         raise ConfigError(
             f"without has {min(unknown, key=str)!r:.40}; expected some of {', '.join(PROMISES)}."
         )
+    refuse_other_rows(rows)
     modes = [(part, part.training) for part in module.modules()]  # a user may have set those of single parts
     try:
-        step = ModuleStep(module.eval())
+        step = ModuleStep(module.eval(), rows)
         exact = module_spec(step, vocab, rule, memory)
         counts = fixed_tokens(dataclasses.replace(exact, target=target), rows, tokens)
         exact = dataclasses.replace(exact, fixed_rows=rows, fixed_tokens=counts)
@@ -220,7 +222,7 @@ def module_spec(step: ModuleStep, vocab: Vocab | None, rule: MemoryRule, memory:
             f"with segment={S} or less."
         )
     finite_arrays(step.module)
-    form, shapes = form_of(step.module, facts, rule, memory)
+    form, shapes = form_of(step, facts, rule, memory)
     inputs, outputs = ((), ()) if step.language_model else step.signature(rule.segment)
     return Spec(
         model=facts,
@@ -238,6 +240,12 @@ def module_spec(step: ModuleStep, vocab: Vocab | None, rule: MemoryRule, memory:
     ).completed()
 
 
+def refuse_other_rows(rows: int | None) -> None:
+    """Raises ConfigError for a number of rows that no step has."""
+    if rows is not None and (not isinstance(rows, int) or not 1 <= rows <= MAX_BATCH):
+        raise ConfigError(f"rows is {rows!r:.40}; expected 1 to {MAX_BATCH}, or None.")
+
+
 def fixed_tokens(spec: Spec, rows: int | None, tokens: Collection[int] | None) -> tuple[int, ...]:
     """The numbers of tokens that get a graph of their own; empty if there is one graph.
 
@@ -250,8 +258,7 @@ def fixed_tokens(spec: Spec, rows: int | None, tokens: Collection[int] | None) -
         raise ConfigError(
             "tokens was given without rows, and both fix the sizes of a graph; give rows=1 too."
         )
-    if not isinstance(rows, int) or not 1 <= rows <= MAX_BATCH:
-        raise ConfigError(f"rows is {rows!r:.40}; expected 1 to {MAX_BATCH}, or None.")
+    refuse_other_rows(rows)
     if spec.model.selective:
         raise ConfigError(
             f"rows is {rows}, and a vocabulary of {spec.model.vocab_size} tokens needs a graph whose sizes "

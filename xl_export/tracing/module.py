@@ -177,19 +177,26 @@ def refuse_other_modules(module: Any) -> None:
 
 
 @contextmanager
-def in_a_sentence(module: Any, method: str, **fed: Any) -> Iterator[None]:
-    """Raises ArtefactError, with what was fed, for any error that a method of the user's module raises."""
+def in_a_sentence(module: Any, method: str, rows: int | None = None, /, **fed: Any) -> Iterator[None]:
+    """Raises ArtefactError, with what was fed, for any error that a method of the user's module raises.
+
+    rows: the number of rows for which it is traced; None for any.
+    """
     try:
         yield
     except UserError:
         raise
     except Exception as error:  # it is the user's code, so it may be of any class
+        if rows is not None:  # it is called with so many at a time
+            fed = {name: value[:rows] for name, value in fed.items()}
         shown = ", ".join(f"{name} {_in_short(value)}" for name, value in fed.items()) or "a hidden state"
         code = code_of(traceback.extract_tb(error.__traceback__))
+        expected = "any number of rows, and of tokens up to the segment, or trace it for fixed sizes (rows=1)"
+        if rows is not None:
+            expected = f"{rows} rows of any number of tokens up to the segment"
         raise ArtefactError(
             f"{type(module).__name__}.{method} raised {type(error).__name__} ({first_line(error):.200}) "
-            f"{f'at {code} ' if code else ''}with {shown}; expected it to accept any number of rows, and of "
-            "tokens up to the segment, or trace it for fixed sizes (rows=1)."
+            f"{f'at {code} ' if code else ''}with {shown}; expected it to accept {expected}."
         ) from error
 
 
@@ -248,14 +255,14 @@ def first_memory(module: Any, batch: int = 1) -> tuple[Tensor, ...]:
 
 
 def form_of(
-    module: Any, facts: ModelFacts, rule: MemoryRule, wanted: AnyForm | None
+    step: ModuleStep, facts: ModelFacts, rule: MemoryRule, wanted: AnyForm | None
 ) -> tuple[AnyForm, Shapes]:
     """The form of a module's memory, and its shapes where the form is `own`.
 
     wanted: the form that the user names; None takes the form whose tensors have the module's shapes. Raises
     ConfigError where the module's tensors are not those of the wanted form.
     """
-    shapes = tuple(tuple(tensor.shape[1:]) for tensor in first_memory(module))
+    shapes = tuple(tuple(tensor.shape[1:]) for tensor in step.start(1))
     known = FORMS if facts.layers else ()
     fitting: list[AnyForm] = [form for form in known if shapes == _shapes(facts, rule, form)]
     form = wanted or (fitting[0] if fitting else "own")
@@ -283,10 +290,14 @@ class ModuleStep:
 
     inputs: by name, without the positions. language_model: whether the module has `sizes`. Then the only
     input is `input_ids` and the only output is `logits`, or a hidden state for the method `logits`.
+
+    rows: the number of rows for which the graph is traced; None for any. The module computes no other number:
+    more rows are computed in turns, and fewer with copies of the last one.
     """
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, rows: int | None = None) -> None:
         self.module = module
+        self.rows = rows
         self.name = type(module).__name__
         self.language_model = isinstance(getattr(module, "sizes", None), Sizes)
         given = {"input_ids": ids(module.sizes.vocab_size)} if self.language_model else module.inputs
@@ -298,7 +309,9 @@ class ModuleStep:
 
     def start(self, batch: int) -> tuple[Tensor, ...]:
         """The memory that the module starts with."""
-        return first_memory(self.module, batch)
+        if self.rows is None:
+            return first_memory(self.module, batch)
+        return tuple(x[:1].repeat(batch, *[1] * (x.ndim - 1)) for x in first_memory(self.module, self.rows))
 
     def restart_rows(self) -> None:
         """From now on a row whose position is 0 has the memory of `start`, whatever it was given."""
@@ -308,6 +321,8 @@ class ModuleStep:
         self, inputs: Mapping[str, Tensor], positions: Tensor, memory: Sequence[Tensor]
     ) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
         """Outputs by name, and the memory after the segment; any error of the module passes."""
+        if self.rows is not None and len(positions) != self.rows:
+            return self._in_turns(self.rows, inputs, positions, memory)
         if self._initial is not None:
             goes_on = positions[:, 0] > 0
             memory = [
@@ -335,6 +350,20 @@ class ModuleStep:
                     f"output {name} of {self.name} is of type {type(output).__name__}; expected a tensor."
                 )
         return dict(outputs), tuple(after)
+
+    def _in_turns(
+        self, rows: int, inputs: Mapping[str, Tensor], positions: Tensor, memory: Sequence[Tensor]
+    ) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
+        """The same, computed `rows` rows at a time."""
+        parts = []
+        for first in range(0, len(positions), rows):
+            row = torch.arange(first, first + rows).clamp(max=len(positions) - 1)
+            fed = {name: x[row] for name, x in inputs.items()}
+            outputs, after = self(fed, positions[row], tuple(x[row] for x in memory))
+            count = min(rows, len(positions) - first)
+            parts.append(({n: x[:count] for n, x in outputs.items()}, [x[:count] for x in after]))
+        outputs = {name: torch.cat([part[name] for part, _ in parts]) for name in parts[0][0]}
+        return outputs, tuple(map(torch.cat, zip(*(after for _, after in parts), strict=True)))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of what `step` gave [..., D]; the module's own method is always given [N, D]."""
@@ -365,7 +394,7 @@ class ModuleStep:
         for batch, count in ((2, longer), (3, shorter)):
             drawn = {name: drawn_input(each, batch, count) for name, each in self.inputs.items()}
             positions = torch.arange(count).expand(batch, -1)
-            with torch.no_grad(), in_a_sentence(self.module, "step", **drawn, positions=positions):
+            with torch.no_grad(), in_a_sentence(self.module, "step", self.rows, **drawn, positions=positions):
                 found.append(self(drawn, positions, self.start(batch))[0])
         inputs = (*(each.tensor(name) for name, each in self.inputs.items()), positions_input())
         names = {(2, 3): "batch"} if segment == 1 else {(2, 3): "batch", (longer, shorter): "tokens"}

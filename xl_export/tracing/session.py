@@ -71,7 +71,7 @@ class ModuleSession(GraphSession):
         arrays: dict[str, Any] = inputs | memory.tensors
         tensors = {fact.name: torch.from_numpy(arrays[fact.name]) for fact in self.spec.inputs}
         fed = {fact.name: tensors[fact.name] for fact in self.spec.signature[0]}
-        with torch.no_grad(), in_a_sentence(self._step.module, "step", **fed):
+        with torch.no_grad(), in_a_sentence(self._step.module, "step", self.spec.fixed_rows, **fed):
             answers = self._step(*tensors.values())
         results = {fact.name: each.numpy() for fact, each in zip(self.spec.outputs, answers, strict=True)}
         for name, array in outputs.items():

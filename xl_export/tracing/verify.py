@@ -227,7 +227,7 @@ class _Streams:
         self, text: _Text, positions: Tensor, memory: Sequence[Tensor]
     ) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
         fed = {"tokens": text.inputs["input_ids"]} if self.step_of.language_model else text.inputs
-        with in_a_sentence(self.module, "step", **fed, positions=positions):
+        with in_a_sentence(self.module, "step", self.step_of.rows, **fed, positions=positions):
             return self.step_of(text.inputs, positions, memory)
 
     def cut(self, count: int) -> list[int]:

@@ -29,6 +29,7 @@ from tests.steps import observed
 from tests.xl_export.tracing import modules
 from tests.xl_export.tracing.modules import RULE, M, T
 from xl_export import trace
+from xl_export.tracing.module import ModuleStep
 
 pytestmark = pytest.mark.usefixtures("fast_traces")
 Inputs = dict[str, np.ndarray]
@@ -320,6 +321,70 @@ def test_a_graph_may_have_fixed_sizes(module_artefact: Callable[[str], Path], tm
     for rows, count in ((1, T), (2, 1)):
         with pytest.raises(UserError, match=f"traced for exactly 2 rows of {T}"):
             session.step(observed(rows, count), session.start(rows))
+
+
+class ForRows(nn.Module):
+    """A step that is written for so many rows, and a loop over its tokens. An input is named as an argument
+    of ours."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.rows = rows
+        self.inputs = {"method": modules.features(4)}
+        self.cell = nn.GRUCell(4, modules.D)
+
+    def start(self, batch: int) -> list[torch.Tensor]:
+        return [torch.zeros(self.rows, modules.D)]
+
+    def step(self, inputs: Any, positions: Any, memory: Any) -> Any:
+        assert inputs["method"].shape[0] == self.rows
+        text = (positions >= 0)[..., None]
+        states = [memory[0].view(self.rows, modules.D)]
+        for place in range(positions.shape[1]):
+            after = self.cell(inputs["method"][:, place], states[-1])
+            states.append(torch.where(text[:, place], after, 0.0))
+        return {"y": torch.stack(states[1:], 1)}, [states[-1]]
+
+
+class Pairs(ForRows):
+    def step(self, inputs: Any, positions: Any, memory: Any) -> Any:
+        assert positions.shape[1] == 2
+        return super().step(inputs, positions, memory)
+
+
+def test_a_step_for_one_row_is_called_with_no_other_number(tmp_path: Path) -> None:
+    rule = MemoryRule(mem_len=M, segment=2)
+    artefact = trace(ForRows(1), tmp_path / "one", rule=rule, rows=1)
+    spec = load_spec(artefact)
+    assert (spec.without, spec.fixed_rows) == ((), 1)
+    assert spec.signature[1][0].shape == ("batch", "tokens", modules.D)
+    assert check(artefact).passed
+    with pytest.raises(UserError, match=r"ForRows.start\(1\) has the shape \[2, 8\]; expected 1 rows"):
+        trace(ForRows(2), tmp_path / "two", rule=rule, rows=1)
+    with pytest.raises(
+        UserError, match=r"with method \[1, 1, 4\].*expected it to accept 1 rows of any number"
+    ):
+        trace(Pairs(1), tmp_path / "pairs", rule=rule, rows=1)
+    for_two = trace(ForRows(2), tmp_path / "for two", rule=rule, rows=2)
+    assert check(for_two).passed
+    mixed = trace(modules.MixedRows(), tmp_path / "mixed", rule=rule, without={"padding"}, rows=1)
+    assert load_spec(mixed).without == ("padding",)  # a step of one row keeps `rows`
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5])
+def test_a_step_for_some_rows_computes_others_in_turns(batch: int) -> None:
+    step = ModuleStep(ForRows(2), 2)
+    x = torch.randn(batch, 3, 4)
+    positions = torch.arange(3).expand(batch, -1)
+    with torch.no_grad():
+        outputs, after = step({"method": x}, positions, step.start(batch))
+        for row in range(batch):
+            pair = x[row].expand(2, -1, -1)
+            one, state = step({"method": pair}, positions[:1].expand(2, -1), step.start(2))
+            assert torch.allclose(outputs["y"][row], one["y"][0], atol=1e-6)
+            assert torch.allclose(after[0][row], state[0][0], atol=1e-6)
+    assert outputs["y"].shape[0] == after[0].shape[0] == batch
 
 
 def test_a_step_runs_the_largest_graphs_that_fit(

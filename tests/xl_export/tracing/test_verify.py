@@ -28,10 +28,10 @@ from xl_export.tracing.verify import check_module
     ("kind", "form"), [(modules.Base, "hidden"), (modules.Ring, "ring"), (modules.Gru, "own")]
 )
 def test_right_modules_pass_and_their_form_is_recognised(kind: type[nn.Module], form: str) -> None:
-    module = kind().eval()
-    found, shapes = form_of(module, facts_of(module), RULE, None)
+    step = ModuleStep(kind().eval())
+    found, shapes = form_of(step, facts_of(step.module), RULE, None)
     assert (found, bool(shapes)) == (form, form == "own")
-    assert check_module(ModuleStep(module), RULE, found) == ()
+    assert check_module(step, RULE, found) == ()
 
 
 @pytest.mark.parametrize(
