@@ -45,6 +45,7 @@ from xl_export.tracing.module import (
     refuse_other_modules,
 )
 from xl_export.tracing.session import ModuleSession
+from xl_export.tracing.state import refuse_state, restored
 from xl_export.tracing.verify import check_module
 
 
@@ -67,7 +68,7 @@ def trace(
     """Writes the artefact of a PyTorch module to the folder `out`, and returns that folder.
 
     - module: with the interface of `xl_export.tracing.module.StepModule`, or of `NamedModule` if it is no
-      language model. While it is traced it is in evaluation mode, so dropout is off.
+      language model. It is traced in evaluation mode, so dropout is off, and is unchanged afterwards.
     - vocab: of the token ids of a language model: an `xl_export.CharVocab` or another vocabulary, or the path
       of a `tokenizer.json`, of a SentencePiece `.model` or of a `vocab.json`.
     - rule: its memory length, its longest segment and its mask. The memory length is the number of tokens
@@ -105,9 +106,9 @@ def trace(
             f"without has {min(unknown, key=str)!r:.40}; expected some of {', '.join(PROMISES)}."
         )
     refuse_other_rows(rows)
-    modes = [(part, part.training) for part in module.modules()]  # a user may have set those of single parts
-    try:
+    with restored(module):
         step = ModuleStep(module.eval(), rows)
+        refuse_state(step, rule.segment)
         exact = module_spec(step, vocab, rule, memory)
         counts = fixed_tokens(dataclasses.replace(exact, target=target), rows, tokens)
         exact = dataclasses.replace(exact, fixed_rows=rows, fixed_tokens=counts)
@@ -144,9 +145,6 @@ def trace(
             force=force,
             sources=sources,
         )
-    finally:
-        for part, mode in modes:
-            part.training = mode
     return out
 
 
