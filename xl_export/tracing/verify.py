@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -27,6 +27,7 @@ from xl_export.tracing.module import LOGITS, ModuleStep, drawn_input, in_a_sente
 TOLERANCE = 1e-4  # nats; of two ways to compute the same in float32
 PADDING = 3  # tokens
 ROWS = 3  # texts
+MANY_ROWS = 9  # texts, of which each is compared with itself in a step of one row
 CHANGED = 16  # tokens of a segment that are changed, one at a time
 OTHERS = 3  # texts that show which numbers of the memory a segment writes
 
@@ -350,19 +351,23 @@ def _repeats(streams: _Streams) -> None:
 
 
 def _rows_are_independent(streams: _Streams) -> None:
-    """One row continues a text, one begins a text, and one is padded before a text."""
-    lengths = streams.cut(len(streams.tokens))
-    first = [streams.follows, 0, -min(PADDING, len(streams.tokens) - 1)]
-    together, _ = streams.feed(streams.tokens, lengths, streams.full, first)
-    for row in range(ROWS):
-        one = slice(row, row + 1)
-        full = [x[one] for x in streams.full]
-        alone, _ = streams.feed(streams.tokens[one, ALL], lengths, full, first[row])
-        text = len(streams.tokens) - max(0, -first[row])
+    """In turns, rows continue a text, begin a text, and are padded before a text."""
+    # A module may treat a few rows and many rows in different ways, as with a table that has a row for each.
+    text = streams.random_text(MANY_ROWS, len(streams.tokens))
+    row = torch.arange(MANY_ROWS)
+    full = [x[row % ROWS] for x in streams.full]
+    starts = [streams.follows, 0, -min(PADDING, len(text) - 1)]
+    first = [starts[each] for each in (row % ROWS).tolist()]
+    lengths = streams.cut(len(text))
+    together, _ = streams.feed(text, lengths, full, first)
+    for each in range(MANY_ROWS):
+        one = slice(each, each + 1)
+        alone, _ = streams.feed(text[one, ALL], lengths, [x[one] for x in full], first[each])
+        count = len(text) - max(0, -first[each])
         streams.refuse_difference(
-            _last({name: x[one] for name, x in together.items()}, text),
-            _last(alone, text),
-            what=f"at position {first[row]} beside texts at other positions",
+            _last({name: x[one] for name, x in together.items()}, count),
+            _last(alone, count),
+            what=f"at position {first[each]} beside texts at other positions",
             mend="let no row of a batch depend on another, and give each row its own positions",
         )
 
@@ -387,8 +392,9 @@ def _future_is_hidden(streams: _Streams) -> None:
 def _memory_counts(streams: _Streams) -> None:
     """What was fed before must make a difference, in the tensors and in the answers."""
     T = streams.rule.segment
-    # One token more than a memory that moves a segment at a time needs: it also holds an unfinished segment.
-    N = streams.step_of.moves_every + 1 if streams.step_of.moves_every else T
+    # A token more than the memory needs to be filled, or to move: a token may reach a tensor, or an answer,
+    # only after M others. A memory that moves a segment at a time also holds an unfinished segment.
+    N = max(streams.rule.mem_len, streams.step_of.moves_every or 0) + 1
     text = streams.random_text(streams.rows, N)
     before = streams.start()
     memories = [streams.feed(each, streams.cut(N))[1] for each in (text, text.changed())]
@@ -491,8 +497,9 @@ def _looks_back(streams: _Streams) -> None:
     """The memory holds the M tokens of the rule, and no token reads one that is further away."""
     M = streams.rule.mem_len
     name = streams.name
-    if _trace_of(streams, M + 1).read:
-        found = _largest(lambda distance: _trace_of(streams, distance).read, M + 1, 4 * streams.rule.slots)
+    # Every distance, as a module with strides may read 2 M and not M + 1. Each costs a step of one token, but
+    # only while the memory still holds something of the token: a memory of M tokens ends the scan at once.
+    if found := _furthest_read(streams, M + 1, 4 * streams.rule.slots):
         raise ArtefactError(
             f"{name} looks back {found} tokens and the rule says mem_len={M}; give mem_len={found}, or "
             f"hide what is further away than {M}."
@@ -508,7 +515,7 @@ def _looks_back(streams: _Streams) -> None:
                 f"mem_len={found}, or memory tensors for {M} tokens."
             )
     elif not there.read:
-        found = _largest(lambda distance: _trace_of(streams, distance).read, 0, M - 1)
+        found = _furthest_read(streams, 1, M)
         warnings.warn(
             f"{name} looks back {found} tokens and the rule says mem_len={M}, which is right only if "
             "weights decay to zero, as those of learned spans do; otherwise give "
@@ -521,41 +528,54 @@ def _looks_back(streams: _Streams) -> None:
 class _Trace:
     """Whether the memory still holds a token, and whether the next token reads it there."""
 
+    distance: int
     held: bool
     read: bool
 
 
+def _furthest_read(streams: _Streams, nearest: int, furthest: int) -> int:
+    """The longest of these distances at which a token is read; 0 for none."""
+    return max((trace.distance for trace in _traces(streams, nearest, furthest) if trace.read), default=0)
+
+
 def _trace_of(streams: _Streams, distance: int) -> _Trace:
-    """What is left of a token, seen by the one `distance` tokens after it.
+    return next(_traces(streams, distance, distance), _Trace(distance, held=False, read=False))
+
+
+def _traces(streams: _Streams, nearest: int, furthest: int) -> Iterator[_Trace]:
+    """What is left of a token, seen by those that are `nearest` to `furthest` tokens after it, as long as
+    the memory holds it.
 
     Two texts differ only in this token. Layers pass it on: the tokens after it have read it, so what they
     write into the memory differs too, and a text reaches further back than any layer looks. So whatever a
     later segment writes is set equal in both memories. These are the numbers that change with its tokens.
     """
-    text = streams.random_text(1, distance).with_others(OTHERS)
+    text = streams.random_text(1, furthest).with_others(OTHERS)
     pair = _two_texts(streams)
     at = 0
-    for length in streams.cut(distance - 1):
-        after = [
+    for length in [*streams.cut(nearest - 1), *[1] * (furthest - nearest + 1)]:
+        held = _differ(*pair)
+        (one, after), (other, others) = (
             streams.feed(
                 text[ALL, at : at + length],
                 [length],
                 [x.expand(text.rows, *x.shape[1:]) for x in memory],
                 streams.follows + 1 + at,
-            )[1]
+            )
             for memory in pair
-        ]
+        )
+        if at >= nearest - 1:
+            answers = ([x[:1] for x in each.values()] for each in (one, other))
+            yield _Trace(distance=at + 1, held=held, read=_differ(*answers))
+        if not held:
+            return
         written = [
             (one != one[:1]).any(dim=0) | (other != other[:1]).any(dim=0)
-            for one, other in zip(*after, strict=True)
+            for one, other in zip(after, others, strict=True)
         ]
-        first = [x[:1] for x in after[0]]
-        pair = first, [torch.where(*x) for x in zip(written, first, [x[:1] for x in after[1]], strict=True)]
+        first = [x[:1] for x in after]
+        pair = first, [torch.where(*x) for x in zip(written, first, [x[:1] for x in others], strict=True)]
         at += length
-    one, other = (
-        streams.feed(text[:1, at:], [1], memory, streams.follows + 1 + at)[0].values() for memory in pair
-    )
-    return _Trace(held=_differ(*pair), read=_differ(one, other))
 
 
 def _is_recurrent(streams: _Streams, held: int) -> bool:

@@ -119,13 +119,16 @@ class Gru(nn.Module):
 class Stack(Base):
     """Layers of one head, each with a memory of its last inputs [B, held, D].
 
-    window: how far each layer looks back. full: a token looks further by its place in the segment.
+    window: how far each layer looks back. full: a token looks further by its place in the segment. stride: of
+    the distances that a token sees.
     """
 
-    def __init__(self, held: int, window: int, *, full: bool = False, layers: int = 2) -> None:
+    def __init__(
+        self, held: int, window: int, *, full: bool = False, stride: int = 1, layers: int = 2
+    ) -> None:
         super().__init__()
         self.sizes = Sizes(vocab_size=VOCAB.size, layers=layers, d_model=D)
-        self.held, self.window, self.full = held, window, full
+        self.held, self.window, self.full, self.stride = held, window, full, stride
         self.layers = nn.ModuleList(nn.Linear(D, 3 * D) for _ in range(layers))
 
     def start(self, batch: int) -> list[Tensor]:
@@ -136,6 +139,7 @@ class Stack(Base):
         distance = torch.arange(length)[:, None] + self.held - torch.arange(self.held + length)
         reach = self.window + (torch.arange(length)[:, None] if self.full else 0)
         seen = (distance >= 0) & (distance <= reach) & (distance <= positions[:, :, None].clamp(min=0))
+        seen = seen & (distance % self.stride == 0)
         for layer, past in zip(self.layers, memory, strict=True):
             context = torch.cat([past, x], dim=1)
             after.append(context[:, length:])
@@ -167,6 +171,10 @@ def altered(name: str, change: Callable[..., Result]) -> type[nn.Module]:
 MemoryNotAdvanced = altered("MemoryNotAdvanced", lambda y, after, tokens, before: (y, before))
 MemoryGrows = altered("MemoryGrows", lambda y, after, *_: (y, [torch.cat([after[0], after[0]], 1)]))
 RowsMixed = altered("RowsMixed", lambda y, after, *_: (y * y.mean(dim=0, keepdim=True), after))
+ManyRowsMixed = altered("ManyRowsMixed", lambda y, after, *_: (y + y.mean(0) if len(y) > 8 else y, after))
+AColumnForEachRow = altered(
+    "AColumnForEachRow", lambda y, after, *_: (y * torch.ones(8)[torch.arange(len(y))][:, None, None], after)
+)
 Random = altered("Random", lambda y, after, *_: (y + torch.rand_like(y), after))
 NotFinite = altered("NotFinite", lambda y, after, *_: (y * 3e38 * 3e38, after))
 BranchOnValues = altered(
@@ -327,6 +335,101 @@ class ShortPositions(Base):
 
     def hidden(self, distance: Tensor, positions: Tensor) -> Tensor:
         return super().hidden(distance, positions % (1 << 32))
+
+
+class Rope(Base):
+    """Keys and values [B, M, D] whose keys were turned by their positions when they were written.
+
+    angles: of positions in this type.
+    """
+
+    def __init__(self, angles: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.angles = angles
+        self.register_buffer("frequencies", 0.3 ** torch.arange(D // 2))
+
+    def start(self, batch: int) -> list[Tensor]:
+        return [torch.zeros(batch, M, D) for _ in range(2)]
+
+    def turned(self, x: Tensor, positions: Tensor) -> Tensor:
+        angles = positions[..., None].to(self.angles) * self.frequencies.to(self.angles)
+        cos, sin = angles.cos().float(), angles.sin().float()
+        one, other = x.chunk(2, dim=-1)
+        return torch.cat([one * cos - other * sin, other * cos + one * sin], dim=-1)
+
+    def step(self, tokens: Tensor, positions: Tensor, memory: Memory) -> Result:
+        x, distance, length = self.table(tokens), self.distance(tokens), tokens.shape[1]
+        key = torch.cat([memory[0], self.turned(self.key(x), positions)], dim=1)
+        value = torch.cat([memory[1], self.value(x)], dim=1)
+        scores = self.scores(x, key, positions, distance)
+        weights = scores.masked_fill(self.hidden(distance, positions), float("-inf")).softmax(dim=-1)
+        return self.out(x + weights @ value), [key[:, length:], value[:, length:]]
+
+    def scores(self, x: Tensor, key: Tensor, positions: Tensor, distance: Tensor) -> Tensor:
+        return self.turned(self.query(x), positions) @ key.transpose(1, 2)
+
+
+class RopeByDistance(Rope):
+    """It keeps keys as they are, and turns them in each step by their places in the memory."""
+
+    def step(self, tokens: Tensor, positions: Tensor, memory: Memory) -> Result:
+        return super().step(tokens, torch.where(positions > M, M, positions), memory)
+
+    def turned(self, x: Tensor, positions: Tensor) -> Tensor:
+        return x
+
+    def scores(self, x: Tensor, key: Tensor, positions: Tensor, distance: Tensor) -> Tensor:
+        turn = super().turned
+        place = torch.arange(key.shape[1])
+        return turn(self.query(x), place[M:]) @ turn(key, place).transpose(1, 2)
+
+
+class AddsPositions(Base):
+    """Vectors of `rows(positions)` are added to its answers."""
+
+    def __init__(self, rows: Callable[[Tensor], Tensor], count: int) -> None:
+        super().__init__()
+        self.rows = rows
+        self.vectors = nn.Embedding(count, VOCAB.size)
+
+    def step(self, tokens: Tensor, positions: Tensor, memory: Memory) -> Result:
+        logits, after = super().step(tokens, positions, memory)
+        return logits + self.vectors(self.rows(positions.clamp(min=0))), after
+
+
+class Sinusoids(Base):
+    """Sinusoids of positions, without an end, are added to its answers."""
+
+    def step(self, tokens: Tensor, positions: Tensor, memory: Memory) -> Result:
+        logits, after = super().step(tokens, positions, memory)
+        return logits + torch.sin(positions[..., None] * 0.01 * torch.arange(VOCAB.size)), after
+
+
+class Delayed(nn.Module):
+    """Right, with one token in a step: frames move through its tensors, or every other step through one."""
+
+    def __init__(self, every: int = 1) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inputs = features(3)
+        self.every = every
+        self.encoder, self.out = nn.Linear(3, D), nn.Linear(2 * D, 2)
+
+    def start(self, batch: int) -> list[Tensor]:
+        return [torch.zeros(batch, D), torch.zeros(batch, D)]
+
+    def step(self, x: Tensor, positions: Tensor, memory: Memory) -> Result:
+        moves = positions[:, :1] % self.every == self.every - 1
+        newest, older = (torch.where(positions[:, :1] > 0, past, 0.0) for past in memory)
+        after = [torch.where(moves, self.encoder(x)[:, 0], newest), torch.where(moves, newest, older)]
+        return self.out(torch.cat([newest, older], dim=1))[:, None], after
+
+
+class IntPositions(Base):
+    """Its positions are negative, as those of padding, where 32 bits end."""
+
+    def hidden(self, distance: Tensor, positions: Tensor) -> Tensor:
+        return super().hidden(distance, positions.int())
 
 
 class Policy(nn.Module):

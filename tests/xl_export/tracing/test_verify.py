@@ -44,6 +44,8 @@ def test_right_modules_pass_and_their_form_is_recognised(kind: type[nn.Module], 
         (modules.FutureSeen, "before a token that changes"),
         (modules.WholeMemorySeen, "in segments and token by token"),
         (modules.RowsMixed, "at position 16 beside texts at other positions"),
+        (modules.ManyRowsMixed, "at position 16 beside texts at other positions"),
+        (modules.AColumnForEachRow, r"raised IndexError .*with tokens \[9, 4\]"),
         (modules.OnePositionForAll, "at position 0 beside texts at other positions"),
         (modules.OtherLogProb, "by log_prob and by logits"),
         (
@@ -78,6 +80,8 @@ PLAIN, FULL_8 = MemoryRule(mem_len=8, segment=4), MemoryRule(mem_len=8, segment=
         (Stack(11, 8), PLAIN),
         (Stack(8, 8, full=True), FULL_8),
         (modules.Gru(), MemoryRule(mem_len=64, segment=4)),  # a recurrent memory has no length
+        (modules.Delayed(), MemoryRule(mem_len=2, segment=1)),
+        (modules.Delayed(every=3), MemoryRule(mem_len=6, segment=1)),
     ],
 )
 def test_the_rule_may_say_how_far_a_module_looks(module: nn.Module, rule: MemoryRule) -> None:
@@ -94,6 +98,7 @@ def test_the_rule_may_say_how_far_a_module_looks(module: nn.Module, rule: Memory
             PLAIN,
             "the memory of Stack holds 6 tokens and the rule says mem_len=8; give mem_len=6",
         ),
+        (Stack(16, 16, stride=2), PLAIN, "Stack looks back 16 tokens and the rule says mem_len=8"),
         (Stack(11, 11), PLAIN, "Stack looks back 11 tokens and the rule says mem_len=8; give mem_len=11"),
         (
             Stack(8, 8),
@@ -115,10 +120,11 @@ def test_a_rule_that_the_module_does_not_have_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_memory_that_is_held_and_not_read_is_warned_about() -> None:
+@pytest.mark.parametrize(("module", "found"), [(Stack(8, 5), 5), (Stack(8, 8, stride=3), 6)])
+def test_a_memory_that_is_held_and_not_read_is_warned_about(module: nn.Module, found: int) -> None:
     """Weights that decay to zero, as those of a learned span, are no other rule."""
-    with pytest.warns(UserWarning, match="Stack looks back 5 tokens and the rule says mem_len=8"):
-        check_module(ModuleStep(Stack(8, 5).eval()), PLAIN, "hidden")
+    with pytest.warns(UserWarning, match=f"Stack looks back {found} tokens and the rule says mem_len=8"):
+        check_module(ModuleStep(module.eval()), PLAIN, "hidden")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
