@@ -322,6 +322,8 @@ export interface Spec {
   /** If there are several such graphs: the tokens of each. A step then has 1 to `rule.segment` tokens. */
   fixed_tokens?: number[];
   moves_every?: number;
+  /** About the first position at which a traced module has other answers to a text than near position 0. */
+  drifts_from?: number;
   precision: string;
   memory_precision: string;
   target: string;

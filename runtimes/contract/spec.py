@@ -123,6 +123,8 @@ class Spec:
     fixed_tokens: tuple[int, ...] = ()
     # The memory moves when so many tokens are complete, and not with every token; the graph does this.
     moves_every: int | None = None
+    # About the first position at which a traced module has other answers to a text than near position 0.
+    drifts_from: int | None = None
     memory_shapes: Shapes = ()  # of the memory tensors of a module whose form is `own`
     # Of the graph, in order. Those of a language model follow from the other fields; the spec of any other
     # step is the only place that has its inputs and outputs.
@@ -255,7 +257,7 @@ class Spec:
         """The contract as JSON."""
         document = to_json(self)
         # Absent unless they say something.
-        for name in ("without", "fixed_rows", "fixed_tokens", "moves_every"):
+        for name in ("without", "fixed_rows", "fixed_tokens", "moves_every", "drifts_from"):
             if not document[name]:
                 del document[name]
         tensors = {n: [x.to_json() for x in getattr(self, n)] for n in ("inputs", "outputs")}

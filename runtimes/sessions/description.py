@@ -39,6 +39,7 @@ def describe_spec(spec: Spec, folder: Path) -> dict[str, Any]:
         "fixed_rows": spec.fixed_rows,
         "fixed_tokens": list(spec.fixed_tokens),
         "moves_every": spec.moves_every,
+        "drifts_from": spec.drifts_from,
         "target": spec.target,
         "memory_form": spec.form,
         "bytes_per_stream": spec.bytes_per_stream,

@@ -52,6 +52,8 @@ def summary_lines(facts: dict[str, Any], path: Path) -> list[str]:
         lines.append(f"sizes       fixed: {rows} rows of {counts} tokens in every run of a graph")
     if count := facts.get("moves_every"):
         lines.append(f"moves       the memory moves when {count} tokens are complete")
+    if position := facts.get("drifts_from"):
+        lines.append(f"drifts      the same text has other answers from about position {position:,} on")
     for promise in facts.get("without", ()):
         lines.append(f"no promise  {promise}: that {PROMISES[promise]}")
     return lines

@@ -134,9 +134,12 @@ def export(
         from xl_export.artefact.traced import TracedGraphs
         from xl_export.tracing.module import ModuleStep
         from xl_export.tracing.steps import OwnStep
+        from xl_export.tracing.verify import drift_of
 
         finite_arrays(model)
         step = ModuleStep(OwnStep(model, chosen, form).eval())
+        if drift := drift_of(step, chosen, form, period=trained.config.model.context or 1):
+            raise ArtefactError(f"{drift.sentence.partition(';')[0]}; report this: our own steps must not.")
         writer: WriteGraphs = TracedGraphs(step, trained.vocab).write
     else:
         writer = functools.partial(write_graphs, run=trained, attention=attention, with_node=with_node)

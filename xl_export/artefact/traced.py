@@ -6,6 +6,7 @@ In fp32 nothing here imports the package `trainer`: a user's folder may have a `
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,7 +47,7 @@ from xl_export.tracing.module import (
 )
 from xl_export.tracing.session import ModuleSession
 from xl_export.tracing.state import refuse_state, restored
-from xl_export.tracing.verify import check_module
+from xl_export.tracing.verify import check_module, drift_of
 
 
 def trace(
@@ -135,6 +136,9 @@ def trace(
                 f"tokens is {_listed(spec.fixed_tokens)}, so a session cuts steps, and the answers of "
                 f"{step.name} depend on the cuts (without has `cuts`); leave tokens out."
             )
+        if drift := drift_of(step, rule, spec.form):
+            warnings.warn(drift.sentence, stacklevel=2)
+            spec = dataclasses.replace(spec, drifts_from=drift.position)
         write_artefact(
             dataclasses.replace(spec, without=unkept),
             out,

@@ -30,6 +30,8 @@ ROWS = 3  # texts
 MANY_ROWS = 9  # texts, of which each is compared with itself in a step of one row
 CHANGED = 16  # tokens of a segment that are changed, one at a time
 OTHERS = 3  # texts that show which numbers of the memory a segment writes
+# A multiple of the usual N of `positions % N`: answers that repeat are the same at a multiple of N.
+PERIODS = 2**12 * 3**2 * 5**3 * 7 * 11
 
 
 def check_module(
@@ -88,6 +90,59 @@ def check_module(
         if rule.mask == "full" and rule.segment > 1:
             _cuts_matter(streams)
     return tuple(unkept)
+
+
+@dataclass(frozen=True)
+class Drift:
+    """From which position on a module has other answers to the same text, and a sentence about it."""
+
+    position: int
+    sentence: str
+
+
+def drift_of(step: ModuleStep, rule: MemoryRule, form: AnyForm, *, period: int = 1) -> Drift | None:
+    """How far from position 0 a module's answers to the same text change; None if they do not.
+
+    They change with rotary keys in a memory, if angles are computed in float32 from absolute positions. No
+    graph can mend this: it is compared with the module, which is as wrong there. period: a number of
+    positions after which the answers repeat, if it is known.
+    """
+    streams = _Streams(step, rule, form, rows=1)
+    text = streams.before + streams.tokens
+    unit = math.lcm(rule.segment, step.moves_every or 1, period)
+    wide = math.lcm(unit, rule.slots, PERIODS)
+    wide = wide if wide <= FAR // 4 else unit
+
+    def moved(by: int) -> Answers:
+        # The text begins past the memory's length, because what is from before position 0 is hidden.
+        return streams.feed(text, streams.cut(len(text)), first=streams.follows + by)[0]
+
+    def multiple(number: int, of: int = unit) -> int:
+        return max(1, number // of) * of
+
+    with torch.no_grad():
+        near = moved(0)
+        # One position shows what all narrower types lose: float32 rounds it to a multiple of 512, int32
+        # wraps, and it is no power of two, which `positions % 2**24` would take for 0. A stream of 10,000
+        # tokens a second reaches it in ten days.
+        far = multiple(FAR - 1, wide)
+        apart = moved(far)
+        worst = streams.difference(apart, near)
+        if worst <= TOLERANCE:
+            return None
+        agrees = _largest(
+            lambda power: streams.difference(moved(multiple(1 << power)), near) <= TOLERANCE, -1, 32
+        )
+        if agrees < 0 and streams.difference(moved(multiple(FAR // 2, wide)), apart) <= TOLERANCE:
+            return None  # it counts, and stops at a number: `positions.clamp(max=N - 1)`
+    position = multiple(1 << (agrees + 1))
+    unit_of = " nats" if step.language_model else ""
+    return Drift(
+        position,
+        f"{step.name} gives other answers to the same text from about position {position:,} on, by "
+        f"{worst:.3g}{unit_of} at position {far:,}, as rotary keys do whose angles are in float32; compute "
+        "angles from distances inside the step, or in float64, unless the module should know its position.",
+    )
 
 
 Answers = dict[str, Tensor]  # [B, n, K] of the last n tokens of a text, by the name of the output

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -23,7 +24,9 @@ from tests.commands import xl
 from tests.streams import feed, rows
 from trainer.run.checkpoint import load_run
 from xl_export.artefact.export import export
+from xl_export.tracing.module import ModuleStep
 from xl_export.tracing.steps import OwnStep
+from xl_export.tracing.verify import drift_of
 
 pytestmark = pytest.mark.usefixtures("fast_traces")
 T = 8
@@ -140,6 +143,32 @@ def test_the_command_traces_a_ring_that_is_written_in_place(
     for _ in range(5):
         session.step(tokens[:16].reshape(2, 8), memory)
     assert {name: array.ctypes.data for name, array in memory.tensors.items()} == before
+
+
+def test_a_step_of_ours_that_drifts_is_an_error(
+    make_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = OwnStep.step
+
+    def rounded(self: OwnStep, tokens: torch.Tensor, positions: torch.Tensor, memory: Any) -> Any:
+        hidden, after = step(self, tokens, positions, memory)
+        return hidden + (positions - positions.float().double()).float()[..., None], after
+
+    monkeypatch.setattr(OwnStep, "step", rounded)
+    with pytest.raises(UserError, match=r"OwnStep gives other answers .* from about position 16,777,216 on"):
+        export(make_run(layers=1), tmp_path / "a", exporter="trace")
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(("name", "options"), [("absolute", {"context": 37}), ("adaptive-span", {})])
+@pytest.mark.parametrize("form", ["hidden", "ring"])
+def test_steps_of_ours_do_not_drift(
+    name: str, options: dict[str, int], form: Form, make_run: Callable[..., Path]
+) -> None:
+    run = load_run(make_run(**{**ARCHITECTURES[name], "layers": 1, **options}))
+    rule = run.config.evaluation
+    step = ModuleStep(OwnStep(run.model.eval(), rule, form).eval())
+    assert drift_of(step, rule, form, period=run.config.model.context or 1) is None
 
 
 def test_a_text_is_fed_by_two_graphs_over_one_file_of_weights(

@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import nn
 
+from runtimes import check
 from runtimes.base.errors import UserError
+from runtimes.cli.info import info_command
 from runtimes.contract.rule import MemoryRule
+from runtimes.contract.spec import load_spec
 from runtimes.contract.tensors import AnyForm
 from tests.xl_export.tracing import modules
 from tests.xl_export.tracing.modules import RULE, VOCAB
@@ -21,7 +25,7 @@ from xl_export.artefact.write import finite_arrays
 from xl_export.tracing.module import ModuleStep, digest_of, facts_of, form_of, refuse_other_modules
 from xl_export.tracing.ring import ring_write
 from xl_export.tracing.session import ModuleSession
-from xl_export.tracing.verify import check_module
+from xl_export.tracing.verify import check_module, drift_of
 
 
 @pytest.mark.parametrize(
@@ -125,6 +129,51 @@ def test_a_memory_that_is_held_and_not_read_is_warned_about(module: nn.Module, f
     """Weights that decay to zero, as those of a learned span, are no other rule."""
     with pytest.warns(UserWarning, match=f"Stack looks back {found} tokens and the rule says mem_len=8"):
         check_module(ModuleStep(module.eval()), PLAIN, "hidden")
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        modules.Base(),
+        modules.Ring(),
+        modules.Gru(),
+        modules.Rope(torch.float64),
+        modules.RopeByDistance(),
+        modules.AddsPositions(lambda positions: positions % 48, 48),
+        modules.AddsPositions(lambda positions: positions.clamp(max=99), 100),
+    ],
+)
+def test_answers_that_do_not_drift(module: nn.Module) -> None:
+    step = ModuleStep(module.eval())
+    assert drift_of(step, RULE, form_of(step, facts_of(module), RULE, None)[0]) is None
+
+
+@pytest.mark.parametrize(
+    ("module", "first", "last"),
+    [
+        (modules.Rope(), 1 << 8, 1 << 16),  # float32 has 24 bits, and the tolerance leaves 10 of them
+        (modules.Rope(torch.float16), 4, 1 << 8),
+        (modules.IntPositions(), 1 << 31, 1 << 31),
+        (modules.Sinusoids(), 4, 4),
+    ],
+)
+def test_answers_that_drift_with_the_position(module: nn.Module, first: int, last: int) -> None:
+    step = ModuleStep(module.eval())
+    drift = drift_of(step, RULE, form_of(step, facts_of(module), RULE, None)[0])
+    assert drift is not None
+    assert first <= drift.position <= last
+    assert f"from about position {drift.position:,} on" in drift.sentence
+
+
+@pytest.mark.usefixtures("fast_traces")
+def test_a_drift_is_a_warning_and_a_fact_of_the_artefact(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="Rope gives other answers to the same text from about position"):
+        artefact = trace(modules.Rope(), tmp_path / "a", vocab=VOCAB, rule=RULE)
+    position = load_spec(artefact).drifts_from
+    assert position
+    text = CliRunner().invoke(info_command, [str(artefact)], catch_exceptions=False).output
+    assert f"drifts      the same text has other answers from about position {position:,} on\n" in text
+    assert check(artefact).passed
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
