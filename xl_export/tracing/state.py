@@ -149,8 +149,10 @@ def _same(one: Any, other: Any) -> bool:
             return False
         return bool(((one == other) | ((one != one) & (other != other))).all())  # NaN equals NaN
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
-    return type(one) is type(other) and isinstance(one, (*PLAIN, tuple, frozenset)) and bool(one == other)
+        return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+    # Anything else, such as the distribution of the last action, cannot be compared.
+    comparable = isinstance(one, (*PLAIN, tuple, frozenset))
+    return type(one) is type(other) and (not comparable or bool(one == other))
 
 
 def refuse_state(step: ModuleStep, segment: int) -> None:

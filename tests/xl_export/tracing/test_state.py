@@ -36,7 +36,7 @@ class Noting(nn.Module):
         self.table: Tensor | None = None
         self.seen: Any = None
         self.calls = 0
-        self.kept = SimpleNamespace(keys=[], by_name={})
+        self.kept = SimpleNamespace(keys=[], by_name={}, distribution=None)
         self.log: list[Tensor] = []
         self.array = np.zeros(2)
 
@@ -144,6 +144,7 @@ def notes_its_last_inputs(module: Any, x: Tensor, positions: Tensor) -> Tensor:
     module.seen = x
     module.kept.by_name["size"] = x.shape[1]
     module.kept.keys[:] = [x.mean()]
+    module.kept.distribution = torch.distributions.Categorical(logits=x)
     return x
 
 
