@@ -109,6 +109,10 @@ class FakeCuda:
         self.enqueue(lambda: ctypes.memmove(target, source, num_bytes) and None)
         return self._ok("copy")
 
+    def cudaMemsetAsync(self, address: int, value: int, num_bytes: int, stream: int) -> tuple[Any, ...]:
+        self.enqueue(lambda: ctypes.memset(address, value, num_bytes) and None)
+        return self._ok("set")
+
     def cudaStreamSynchronize(self, stream: int) -> tuple[Any, ...]:
         assert self.captured is None, "a stream that is being captured cannot be waited for"
         while self.queue:

@@ -45,6 +45,9 @@ class HostStream(Stream):
     def download(self, target: np.ndarray, source: int) -> None:
         self._downloads.append(lambda: ctypes.memmove(target.ctypes.data, source, target.nbytes))
 
+    def clear(self, target: int, num_bytes: int) -> None:
+        ctypes.memset(target, 0, num_bytes)
+
     def synchronize(self) -> None:
         while self._downloads:
             self._downloads.pop(0)()

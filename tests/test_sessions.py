@@ -465,6 +465,29 @@ def test_each_row_gets_what_its_text_gets_alone(
     schedule.run([*DENSE, *schedule.choose(6)])
 
 
+@pytest.mark.parametrize("side", ["shift", "hidden", "torch", "projected", "shift-device", "shift-engine"])
+def test_an_overflow_that_no_answer_shows_ends_with_its_text(
+    side: str,
+    make_run: Make,
+    tmp_path: Path,
+    tokens: np.ndarray,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake_gpu.install(monkeypatch)
+    host_gpu.install(monkeypatch)
+    session = opened(side, make_run(), None, tmp_path, monkeypatch)[0]
+    text = tokens[None, :4].repeat(2, axis=0)
+    expected, _ = session.step(text, session.start(2))
+    memory = session.start(2)
+    session.step(text, memory)
+    for name, array in memory.tensors.items():  # a value beyond float16, say, with the weight 0
+        memory.tensors[name] = spoiled = np.array(array)
+        spoiled[0] = np.inf
+    memory.positions[0] = 0
+    answers, _ = session.step(text, memory)
+    assert np.abs(answers[0] - expected[0]).max() < 1e-4
+
+
 def refuses_lengths(session: Session) -> None:
     memory = session.start(2)
     for use in (session.step, session.predict):

@@ -39,6 +39,10 @@ class DeviceTensor(ABC):
     def copy(self) -> np.ndarray:
         """The content as a new array on the host."""
 
+    @abstractmethod
+    def clear(self, rows: np.ndarray) -> None:
+        """Sets some rows to zero, where they are: what is bound to the array stays valid."""
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         host = self.copy()
         return host if dtype is None else host.astype(dtype, copy=False)
@@ -101,8 +105,7 @@ class Memory:
     binding: Any = field(default=None, init=False, repr=False, compare=False)
     #: The last step (`runtimes.sessions.graph.Step`), whose arrays the next one may use again.
     step: Any = field(default=None, init=False, repr=False, compare=False)
-    # bool [B]: whether a row may hold values that are not finite, such as a caller's own; see
-    # `clear_restarted_rows`.
+    # bool [B]: whether a row may hold values that are not finite; see `clear_restarted_rows`.
     _unsure: np.ndarray = field(init=False, repr=False, compare=False)
     _in_use: _InUse = field(default_factory=_InUse, init=False, repr=False, compare=False)
     #: The memory that this one is a part of; None for a memory that is no part.
@@ -135,20 +138,25 @@ class Memory:
         """Sets the tensors of rows that start a new text to zero if they may hold values that are not finite.
 
         What a mask hides counts with weight 0 in an attention, and 0 times NaN is NaN: one text that
-        overflowed could spoil the next one in its row. Clearing every row that starts again would cost more
-        than a short text, so sessions note in `unsure` whether it is needed. Before position 0 a row holds
-        only padding, so nothing is lost. Afterwards all rows are checked once.
+        overflowed could spoil the next one in its row. Before position 0 a row holds only padding, so nothing
+        is lost.
+
+        After a step, sessions note in `unsure` whether it is needed. Every step writes the whole memory of a
+        row unless it is a ring, so zeros cost no more than a step does, and such rows are always cleared. To
+        clear a ring would take longer than a short text, so it is cleared only if the logits, which depend on
+        all of its visible values, were not finite.
         """
         if not self.unsure:
             return
-        rows = self.positions <= 0
-        if not rows.any():
+        rows = np.flatnonzero(self._unsure_rows() & (self.positions <= 0))
+        if not rows.size:
             return
-        for name, array in self.tensors.items():
-            if not isinstance(array, np.ndarray):  # on a device: the next step uploads the new array
-                self.tensors[name] = array = np.array(array)
-            array[rows] = 0
-        self.unsure = not all(np.isfinite(array).all() for array in self.tensors.values())
+        for array in self.tensors.values():
+            if isinstance(array, np.ndarray):
+                array[rows] = 0
+            elif 0 not in array.shape:
+                array.clear(rows)
+        self._unsure_rows()[rows] = False
 
     def _unsure_rows(self) -> np.ndarray:
         """Whether each row may hold values that are not finite, bool [B]; a part has a view of them."""

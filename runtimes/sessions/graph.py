@@ -209,7 +209,8 @@ class GraphSession(ABC):
                 memory.positions += step.counts
             else:
                 memory.positions.fill(step.begin + step.length)  # in a fraction of the time of the sum
-            if not step.is_finite():
+            # The logits show what a ring holds. Other outputs may be ids, or not read the memory.
+            if not (self.spec.circular and step.is_finite()):
                 memory.unsure = True
             if step is not memory.step or not self._in_place:  # or else its arrays are as before
                 memory.step = step if step.kept else None
@@ -355,13 +356,15 @@ class Step:
                 if not _is_finite(array):
                     return False
         first, last = value_range(memory.positions)
-        if first < -MAX_POSITION or last > MAX_POSITION or (first <= 0 and memory.unsure):
+        if first < -MAX_POSITION or last > MAX_POSITION:
             return False
         self.begin = first if first == last else None
         if session.spec.without:
             refuse_unpromised(session.spec.without, memory.positions, session.rule.segment)
         if self.length > 1:
             np.add(memory.positions[:, None], np.arange(self.length), out=self.inputs[POSITIONS])
+        if first <= 0:
+            memory.clear_restarted_rows()
         return True
 
     def answers(self) -> Arrays:
@@ -373,7 +376,7 @@ class Step:
         return self._shaped
 
     def is_finite(self) -> bool:
-        """Whether the last output of every row with tokens was computed and is finite.
+        """Whether the last logits of every row with tokens were computed and are finite.
 
         A visible value that is not finite makes every later output of its row NaN, so the last is enough.
         """
@@ -407,9 +410,7 @@ class Step:
 
     @cached_property
     def _shown(self) -> list[np.ndarray]:
-        """The last logits of each row, over the same numbers; of named outputs all but ids."""
-        if not self._session.spec.language_model:
-            return [array for array in self.outputs.values() if array.dtype.kind == "f"]
+        """The last logits of each row, over the same numbers."""
         logits = self._shaped["logits"][..., self._enough]
         return [logits[:, -1] if self._logits_of == "all" else logits]
 

@@ -224,6 +224,7 @@ int cuCtxSynchronize() { return wait("cuCtxSynchronize"); }
 int cuMemAlloc_v2(void** address, size_t bytes) { return allocate(address, bytes); }
 int cuMemFree_v2(void* address) { return std::free(address), 0; }
 int cuMemsetD32_v2(uint32_t* target, unsigned value, size_t count) { return note("fill", "cuMemsetD32", 4 * count, nullptr, target), std::fill_n(target, count, value), 0; }
+int cuMemsetD8Async(void* target, unsigned char value, size_t bytes, void*) { return note("fill", "cuMemsetD8Async", bytes, nullptr, target), std::memset(target, value, bytes), 0; }
 int cuMemcpyDtoDAsync_v2(void* target, const void* source, size_t bytes, void* stream) { return copy(target, source, bytes, 3, stream); }
 int cuModuleLoadData(void** module, const void* ptx) { return *module = new std::string(static_cast<const char*>(ptx)), 0; }
 int cuModuleGetFunction(void** function, void* module, const char* name) { return *function = new Function{name, *static_cast<std::string*>(module)}, 0; }

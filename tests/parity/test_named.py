@@ -95,17 +95,23 @@ def test_a_named_step_in_int8_passes_its_own_check_only(
     assert not check(other).passed
 
 
-def test_a_row_restarts_clean_although_only_ids_come_out(
-    program: Program, module_artefact: Callable[[str], Path]
+@pytest.mark.parametrize("name", ["signs", "bounded"])
+def test_a_row_restarts_clean_although_no_output_shows_its_overflow(
+    name: str, program: Program, module_artefact: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    program.ask("open", model=str(module_artefact("signs")))
+    program.ask("open", model=str(module_artefact(name)))
     clean = {"input": [0.5] * (4 * T)}
     program.ask("start", stream="a")
     program.ask("step by name", stream="a", inputs={"input": [3e38] * (4 * T)})
-    program.ask("restart", stream="a", row=0)
-    again = program.ask("step by name", stream="a", inputs=clean)
-    program.ask("start", stream="b")
-    assert again == program.ask("step by name", stream="b", inputs=clean)
+    program.ask("fork", stream="a", **{"as": "fork"})
+    for stream in ("a", "fork"):
+        program.ask("restart", stream=stream, row=0)
+    program.ask("save", stream="a", file=str(tmp_path / "streams"))
+    program.ask("load", stream="loaded", file=str(tmp_path / "streams"))
+    program.ask("start", stream="new")
+    expected = program.ask("step by name", stream="new", inputs=clean)
+    for stream in ("a", "fork", "loaded"):
+        assert program.ask("step by name", stream=stream, inputs=clean) == expected
 
 
 def test_named_steps_that_do_not_fit_are_refused(program: Program, policy: Path) -> None:

@@ -276,9 +276,7 @@ class TorchSession:
                 }
             )
             memory.positions += tokens.shape[1] if lengths is None else lengths
-            last = _rows_at(hidden, last_fed(lengths, tokens)).sum(dim=-1).cpu().numpy()
-            if not np.isfinite(last if lengths is None else last[lengths > 0]).all():
-                memory.unsure = True
+            memory.unsure = True  # the memory is not a ring
         return hidden, memory
 
     def _layers_by_length(

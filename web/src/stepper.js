@@ -1,6 +1,6 @@
 /** Feeds steps to an engine: checks of what a step is given, positions, and what a step asks for. */
 import { XLExportError, shown } from "./errors.js";
-import { isLanguageModel, isTimed, listed, namedInputs, selective, signature } from "./spec.js";
+import { isTimed, listed, namedInputs, selective, signature } from "./spec.js";
 import { checkedIds } from "./vocabulary/base.js";
 
 /**
@@ -223,8 +223,9 @@ export class Stepper {
     const given = { ...inputs, position_ids: { data: positions, shape: [batch, length] } };
     const found = await this.engine.run({ inputs: given, outputs }, memory.state);
     for (let b = 0; b < batch; b++) memory.positions[b] += BigInt(length);
-    if (isLanguageModel(this.spec)) this.#observe(found.logits, found.log_probs, memory);
-    else if (!showFinite(Object.values(found))) memory.unsure = true;
+    // Outputs may be ids, or not read the memory; only the logits of a ring show what it holds.
+    if (this.spec.form !== "ring") memory.unsure = true;
+    else this.#observe(found.logits, found.log_probs, memory);
     return found;
   }
 
@@ -288,8 +289,9 @@ export class Stepper {
   }
 
   /**
-   * Sets the tensors of rows that start a new text to zero, where they may hold what is not finite: a mask
-   * hides it with weight 0, and 0 times NaN is NaN.
+   * Sets the tensors of rows that start a new text to zero if they may hold what is not finite: a mask
+   * hides it with weight 0, and 0 times NaN is NaN. Every step writes a whole memory unless it is a ring, so
+   * such a memory is always cleared.
    * @param {Memory} memory
    */
   async #clearRestarted(memory) {
@@ -304,13 +306,4 @@ export class Stepper {
     await this.engine.write(memory.state, tensors);
     memory.unsure = rows.length < memory.batch;
   }
-}
-
-/**
- * Whether outputs show that a step was finite; ids do not.
- * @param {import("./engine/session.js").Numbers[]} outputs
- */
-function showFinite(outputs) {
-  const floats = outputs.filter((numbers) => numbers instanceof Float32Array);
-  return floats.length > 0 && floats.every((numbers) => numbers.every(Number.isFinite));
 }

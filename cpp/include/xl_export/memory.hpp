@@ -85,6 +85,7 @@ class Memory {
         batch_(batch),
         owner_(std::move(owner)),
         in_place_(in_place),
+        unsure_(static_cast<std::size_t>(batch)),
         now_(state_.size()),
         next_(in_place ? 0 : state_.size()) {
     for (auto* side : {&now_, &next_})
@@ -111,19 +112,19 @@ class Memory {
   }
 
   // What the mask hides counts with weight 0, and 0 times NaN is NaN: a text that overflowed could spoil the
-  // next one in its row. So rows that start again are cleared, where they may hold what is not finite.
+  // next one in its row. So rows that start again are cleared if they may hold what is not finite: always,
+  // unless the memory is a ring, which a step does not write whole, and whose logits show what it holds.
   void clear_restarted_rows() {
-    if (!unsure_ || std::none_of(positions.begin(), positions.end(), [](auto at) { return at <= 0; })) return;
-    unsure_ = false;
-    for (std::size_t index = 0; index < state_.size(); ++index) {
-      const std::size_t row = state_[index].row_bytes();
-      for (std::size_t number = 0; number < positions.size(); ++number) {
-        std::uint8_t* data = now_[index].bytes.data() + number * row;
-        if (positions[number] <= 0) std::memset(data, 0, row);
-        unsure_ = unsure_ || !detail::is_finite(data, row, state_[index].dtype);
+    for (std::size_t row = 0; row < positions.size(); ++row) {
+      if (positions[row] > 0 || !unsure_[row]) continue;
+      for (std::size_t index = 0; index < state_.size(); ++index) {
+        const std::size_t size = state_[index].row_bytes();
+        std::memset(now_[index].bytes.data() + row * size, 0, size);
       }
+      unsure_[row] = false;
     }
   }
+  void mark_unsure() { std::fill(unsure_.begin(), unsure_.end(), true); }
 
   // The ring is written in place. The other forms are read from one set and written to another, and the two
   // change places after each step.
@@ -136,7 +137,7 @@ class Memory {
   std::int64_t batch_ = 0;
   std::string owner_;
   bool in_place_ = false;
-  bool unsure_ = false;  // whether the tensors may hold values that are not finite
+  std::vector<bool> unsure_;  // whether each row may hold values that are not finite
   std::vector<Tensor> now_, next_;
 };
 

@@ -274,11 +274,7 @@ class Session {
       returned.push_back(value_of(named, array));
     }
     run(fed, returned, memory, T);
-    // Ids do not show what is not finite.
-    memory.unsure_ = memory.unsure_ || std::all_of(spec().outputs.begin(), spec().outputs.end(),
-                                                   [](const Named& named) { return named.integers; });
-    for (const auto& [name, array] : outputs)
-      for (const float number : array.floats) memory.unsure_ = memory.unsure_ || !std::isfinite(number);
+    memory.mark_unsure();  // outputs may be ids, or not read the memory
     return outputs;
   }
 
@@ -406,7 +402,7 @@ class Session {
       returned.push_back(tensor(answers.logits, {B, T, spec().vocabulary}));
     }
     run(fed, returned, memory, T);
-    memory.unsure_ = memory.unsure_ || !ends_finite(answers, asked, wanted, length);
+    if (!spec().ring() || !ends_finite(answers, asked, wanted, length)) memory.mark_unsure();
     return answers;
   }
 

@@ -98,7 +98,8 @@ struct Spec {
   }
 
   // Whether past and present of the memory are one buffer. A graph for WebGPU makes a ring anew in each step.
-  bool in_place() const { return form == "ring" && target != "web"; }
+  bool ring() const { return form == "ring"; }
+  bool in_place() const { return ring() && target != "web"; }
 
   std::size_t row_bytes() const {
     std::size_t bytes = 0;

@@ -6,6 +6,7 @@ support, raise an error that names them.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -65,7 +66,8 @@ class OrtGpuSession(GraphSession):
         self.device = device
         self.provider = PROVIDERS[device.kind]
         self._ort = import_onnxruntime(spec)
-        self._one_at_a_time = threading.Lock()
+        #: Held while the stream is used: what another thread enqueued would become part of a captured step.
+        self.one_at_a_time = threading.Lock()
         loader = Loader(
             ort=self._ort,
             provider=self.provider,
@@ -153,7 +155,7 @@ class OrtGpuSession(GraphSession):
 
     def run(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], memory: Memory) -> None:
         self._refuse_rows(memory.batch)  # it may come from a file, or from two memories
-        with self._one_at_a_time:
+        with self.one_at_a_time:
             binding = memory.binding
             if not isinstance(binding, DeviceBinding) or not binding.serves(self, memory):
                 memory.binding = binding = DeviceBinding(self, memory)
@@ -164,7 +166,7 @@ class OrtGpuSession(GraphSession):
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> OrtArray:
         """A new array on the device with undefined content."""
-        return OrtArray(self._ort, shape, dtype, place=self.place)
+        return OrtArray(self, self._ort, shape, dtype)
 
     def io_binding(self) -> Any:
         """A new, empty IO binding of ONNX Runtime."""
@@ -194,13 +196,14 @@ def _refusals(doing: str) -> Iterator[None]:
 
 
 class OrtArray(DeviceTensor):
-    """An array on a device. place: where it is, from `Provider.place`."""
+    """An array on the device of a session."""
 
-    def __init__(self, ort: Any, shape: tuple[int, ...], dtype: str, *, place: Mapping[str, Any]) -> None:
+    def __init__(self, session: OrtGpuSession, ort: Any, shape: tuple[int, ...], dtype: str) -> None:
+        self.session = session
         self.shape = shape
         self.dtype = np.dtype(dtype)
         try:
-            self.value = ort.OrtValue.ortvalue_from_shape_and_type(shape, self.dtype.type, **place)
+            self.value = ort.OrtValue.ortvalue_from_shape_and_type(shape, self.dtype.type, **session.place)
         except Exception as error:  # ONNX Runtime's errors have no common base class
             raise StreamError(
                 f"the device has no room for an array {list(shape)} ({first_line(error):.200}); use a "
@@ -217,6 +220,20 @@ class OrtArray(DeviceTensor):
     def copy(self) -> np.ndarray:
         with _refusals(f"copy an array {list(self.shape)} from the device"):
             return np.array(self.value.numpy())  # in host memory `numpy()` shares the bytes
+
+    def clear(self, rows: np.ndarray) -> None:
+        stream = self.session.stream
+        if stream is None:  # ONNX Runtime writes whole arrays
+            array = self.copy()
+            array[rows] = 0
+            self.upload(array)
+            return
+        num_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
+        with self.session.one_at_a_time:
+            stream.enter()
+            for row in rows.tolist():
+                stream.clear(self.value.data_ptr() + row * num_bytes, num_bytes)
+            stream.synchronize()  # others read the array without the stream
 
 
 class DeviceBinding:

@@ -64,6 +64,10 @@ class Stream:
         size = ctypes.c_size_t(target.nbytes)
         self._do("cuMemcpyDtoHAsync_v2", _address(target), ctypes.c_void_p(source), size, self._stream)
 
+    def clear(self, target: int, num_bytes: int) -> None:
+        """Enqueues the zeros of some bytes on the GPU."""
+        self._do("cuMemsetD8Async", ctypes.c_void_p(target), 0, ctypes.c_size_t(num_bytes), self._stream)
+
     def synchronize(self) -> None:
         """Waits until everything that was enqueued is done."""
         self._do("cuStreamSynchronize", self._stream)

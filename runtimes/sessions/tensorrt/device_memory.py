@@ -95,6 +95,10 @@ class Cuda:
             address, source.address, source.num_bytes, self._cuda.cudaMemcpyKind.cudaMemcpyDeviceToHost
         )
 
+    def clear(self, address: int, num_bytes: int) -> None:
+        """Queues the zeros of some bytes on the device."""
+        self._ask(self._cuda.cudaMemsetAsync(address, 0, num_bytes, self.stream))
+
     def synchronize(self) -> None:
         """Returns when all queued work is done; raises ArtefactError if a part of it failed."""
         self._ask(self._cuda.cudaStreamSynchronize(self.stream))
@@ -160,6 +164,11 @@ class DeviceArray(DeviceTensor):
         self.cuda.download(host, self)
         self.cuda.synchronize()
         return host
+
+    def clear(self, rows: np.ndarray) -> None:
+        num_bytes = self.num_bytes // self.shape[0]
+        for row in rows.tolist():
+            self.cuda.clear(self.address + row * num_bytes, num_bytes)
 
 
 class PinnedArray:

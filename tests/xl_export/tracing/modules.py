@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -500,6 +501,14 @@ class Signs(nn.Module):
         return {"signs": (self.out(mean) > 0).long()}, [context[:, length:]]
 
 
+class Bounded(Signs):
+    """It returns ids of what its memory holds, and bounded numbers that do not read it."""
+
+    def step(self, values: Tensor, positions: Tensor, memory: Memory) -> Result:
+        outputs, after = super().step(values, positions, memory)
+        return outputs | {"newest": values.clamp(-1, 1)}, after
+
+
 class ShortSigns(Signs):
     """It forgets where it is beyond 32 bits."""
 
@@ -530,8 +539,8 @@ class Frames(nn.Module):
         return h.tanh(), [h[:, -1]]
 
 
-def _overflowing() -> Signs:
-    module = Signs()
+def _overflowing(kind: type[Signs]) -> Signs:
+    module = kind()
     module.encoder.weight.data *= 100
     return module
 
@@ -578,7 +587,9 @@ TRACED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
             ("int4", "fp32"),
         )
     },
-    "signs": (_overflowing, {}),  # large inputs overflow
+    # Large inputs overflow in the memory, and the outputs do not show it.
+    "signs": (partial(_overflowing, Signs), {}),
+    "bounded": (partial(_overflowing, Bounded), {}),
     # It keeps every promise, although its author declines some; its outputs stay finite when its memory
     # overflows.
     "frames": (Frames, {"without": {"padding", "cuts", "rows", "unequal"}}),

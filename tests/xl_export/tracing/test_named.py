@@ -152,15 +152,32 @@ def test_a_device_gives_the_cpus_answers_and_is_tried_first(
         refuse_wrong_answers(device, policy, load_spec(policy))
 
 
-def test_a_row_restarts_clean_although_only_ids_come_out(module_artefact: Callable[[str], Path]) -> None:
-    session = open_session(module_artefact("signs"))
-    draw = np.random.default_rng(0)
-    clean = draw.standard_normal((1, T, 4), np.float32)
-    memory = session.start(1)
-    session.step(np.full((1, T, 4), 3e38, np.float32), memory)
-    memory.positions[:] = 0
-    outputs = [session.step(clean, each)[0].tolist() for each in (memory, session.start(1))]
-    assert outputs[0] == outputs[1]
+@pytest.mark.parametrize("name", ["signs", "bounded"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_row_restarts_clean_although_no_output_shows_its_overflow(
+    name: str,
+    device: str,
+    module_artefact: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    host_gpu.install(monkeypatch)
+    session = open_session(module_artefact(name), device=device, threads=1)
+    clean = np.random.default_rng(0).standard_normal((2, T, 4), np.float32)
+    large = clean.copy()
+    large[0] = 3e38
+    expected = session.step({"input": clean}, session.start(2))[0]
+    memory = session.start(2)
+    for _ in range(2):  # the second step fills the arrays of the first
+        memory.positions[:] = 0
+        session.step({"input": large}, memory)
+    assert not np.isfinite(np.asarray(next(iter(memory.tensors.values())))[0]).all()
+    memory.positions[0] = 0
+    save_memory(memory, tmp_path / "streams")
+    for restarted in (load_memory(tmp_path / "streams", session), memory.copy(), memory):
+        outputs, _ = session.step({"input": clean}, restarted)
+        assert all(np.array_equal(outputs[key][0], array[0]) for key, array in expected.items())
+        assert restarted.positions.tolist() == [T, 2 * T]
 
 
 def test_one_input_and_one_output_may_be_passed_bare(frames: Path) -> None:
