@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributions import Categorical
 from torch.nn import functional as F
 
 import xl_export
@@ -98,30 +99,44 @@ class Agent(nn.Module):
 
 
 class Episodic(nn.Module):
-    """The transformer of CleanRL's ppo_trxl: one token attends to a window of the episode, not to itself."""
+    """The transformer of CleanRL's ppo_trxl and of its origin: one token attends to a window of the episode,
+    not to itself.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, layers: nn.ModuleList) -> None:
         super().__init__()
         self.pos_embedding = nn.Parameter(torch.randn(EPISODE, DIM))
-        self.transformer_layers = nn.ModuleList([nn.Linear(DIM, 3 * DIM)])
+        self.layers = layers
         self.norm = nn.LayerNorm(DIM)
 
     def forward(self, x: Tensor, memories: Tensor, mask: Tensor, memory_indices: Tensor) -> Any:
         memories = memories + self.pos_embedding[memory_indices].unsqueeze(2)
         kept = []
-        for number, layer in enumerate(self.transformer_layers):
+        for number, layer in enumerate(self.layers):
             kept.append(x)
             query = layer(x)[:, :DIM].unsqueeze(1)
             key, value = layer(memories[:, :, number])[..., DIM:].chunk(2, -1)
             energy = (query @ key.transpose(1, 2)).masked_fill(mask.unsqueeze(1) == 0, -1e20)
             x = self.norm(x.unsqueeze(1) + F.relu(energy.softmax(-1) @ value))
-            x = x.squeeze()  # these lines are CleanRL's: a batch of one row loses an axis too many
+            x = x.squeeze()  # these lines are theirs: a batch of one row loses an axis too many
             if len(x.shape) == 1:
                 x = x.unsqueeze(0)
         return x, torch.stack(kept, dim=1)
 
 
-class EpisodicAgent(nn.Module):
+class CleanRLTransformer(Episodic):
+    def __init__(self) -> None:
+        super().__init__(nn.ModuleList([nn.Linear(DIM, 3 * DIM)]))
+        self.transformer_layers = self.layers
+
+
+class OriginTransformer(Episodic):
+    def __init__(self) -> None:
+        super().__init__(nn.ModuleList(nn.Linear(DIM, 3 * DIM) for _ in range(2)))
+        self.transformer_blocks = self.layers
+
+
+class CleanRLAgent(nn.Module):
     """An agent with the parts of CleanRL's."""
 
     def __init__(self) -> None:
@@ -129,10 +144,41 @@ class EpisodicAgent(nn.Module):
         self.obs_shape = (5,)
         self.max_episode_steps = EPISODE
         self.encoder = nn.Linear(5, DIM)
-        self.transformer = Episodic()
+        self.transformer = CleanRLTransformer()
         self.hidden_post_trxl = nn.Sequential(nn.Linear(DIM, DIM), nn.ReLU())
         self.actor_branches = nn.ModuleList(nn.Linear(DIM, count) for count in (3, 2))
         self.critic = nn.Linear(DIM, 1)
+
+    def act(self, x: Tensor, *window: Tensor) -> Any:
+        hidden, new = self.transformer(self.encoder(x), *window)
+        hidden = self.hidden_post_trxl(hidden)
+        return [branch(hidden) for branch in self.actor_branches], self.critic(hidden)[:, 0], new
+
+
+class OriginAgent(nn.Module):
+    """An agent with the parts of episodic-transformer-memory-ppo's `ActorCriticModel`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space_shape = (5,)
+        self.max_episode_length = EPISODE
+        self.memory_layer_size = DIM
+        self.lin_hidden = nn.Linear(5, DIM)
+        self.transformer = OriginTransformer()
+        self.lin_policy, self.lin_value = nn.Linear(DIM, 24), nn.Linear(DIM, 24)
+        self.policy_branches = nn.ModuleList(nn.Linear(24, count) for count in (3, 2))
+        self.value = nn.Linear(24, 1)
+
+    def forward(self, obs: Tensor, memory: Tensor, memory_mask: Tensor, memory_indices: Tensor) -> Any:
+        h = F.relu(self.lin_hidden(obs))
+        h, memory = self.transformer(h, memory, memory_mask, memory_indices)
+        h_policy = F.relu(self.lin_policy(h))
+        value = self.value(F.relu(self.lin_value(h))).reshape(-1)
+        return [Categorical(logits=branch(h_policy)) for branch in self.policy_branches], value, memory
+
+    def act(self, x: Tensor, *window: Tensor) -> Any:
+        policy, value, new = self(x, *window)
+        return [each.logits for each in policy], value, new
 
 
 @pytest.mark.slow
@@ -207,19 +253,20 @@ def test_a_step_that_shifts_its_own_tokens_is_refused(tmp_path: Path) -> None:
         xl_export.trace(Shifted(), tmp_path / "a", rule=rule, without={"padding", "cuts"})
 
 
-def test_an_episodic_memory_agrees_over_fifty_steps(cpp: Program, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [CleanRLAgent, OriginAgent])
+def test_an_episodic_memory_agrees_over_fifty_steps(
+    kind: type[CleanRLAgent | OriginAgent], cpp: Program, tmp_path: Path
+) -> None:
     torch.manual_seed(0)
-    agent = EpisodicAgent().eval()
+    agent = kind().eval()
     rule = MemoryRule(mem_len=M - 1, segment=1)
     artefact = xl_export.trace(from_ppo_trxl(agent, M), tmp_path / "a", rule=rule)
 
     def call(x: Tensor, *window: Tensor) -> Any:
-        hidden, new = agent.transformer(agent.encoder(x), *window)
-        hidden = agent.hidden_post_trxl(hidden)
-        first, second = (branch(hidden) for branch in agent.actor_branches)
-        return {"action_0": first, "action_1": second, "value": agent.critic(hidden)[:, 0]}, new
+        (first, second), value, new = agent.act(x, *window)
+        return {"action_0": first, "action_1": second, "value": value}, new
 
-    stream = episodes(call, M, EPISODE, (1, DIM))
+    stream = episodes(call, M, EPISODE, (len(agent.transformer.layers), DIM))
     assert max(largest_differences(artefact, stream, {"C++": cpp}, tmp_path).values()) < 1e-4
 
 
