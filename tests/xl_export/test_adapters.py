@@ -33,7 +33,7 @@ OPTIONS: dict[str, Any] = {  # of `from_forward` for `TransformerWrapper`
     "memory": [(M, DIM)] * LAYERS,
     "sizes": xl_export.Sizes(vocab_size=V, layers=LAYERS, d_model=DIM),
 }
-EPISODE = 60  # the most steps of an episode of `EpisodicAgent`
+EPISODE = 30  # the most steps of an episode, all of which the streams of the tests have
 
 
 class Attention(nn.Module):
