@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,20 @@ from torch.nn import functional as F
 
 import xl_export
 from runtimes import check
-from runtimes.base.errors import UserError
+from runtimes.base.errors import ConfigError, UserError
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import load_spec
 from runtimes.contract.vocabulary import IdsVocab
 from tests.parity.authors import Stream, episodes, largest_differences
 from tests.parity.operations import Program
-from xl_export.adapters import from_forward, from_ppo_trxl
+from xl_export.adapters import (
+    from_forward,
+    from_ppo_trxl,
+    from_recurrent_memory,
+    from_rllib,
+    from_torchrl,
+    from_x_transformers,
+)
 from xl_export.tracing.module import ModuleStep
 from xl_export.tracing.verify import check_module
 
@@ -321,6 +329,56 @@ def test_a_policy_with_a_growing_memory_agrees_over_fifty_steps(javascript: Prog
 def test_arguments_that_do_not_fit_the_forward_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         from_forward(TransformerWrapper(), **(OPTIONS | change))
+
+
+def made(kind: str, **attributes: Any) -> nn.Module:
+    """A module of a package, of which an adapter sees only this class and these attributes."""
+    module: nn.Module = type(kind, (nn.Module,), {})()
+    for name, value in attributes.items():
+        setattr(module, name, value)
+    return module
+
+
+ATTENTION = made("Decoder", dim=8, layers=made("Attention", num_mem_kv=2))
+ON = {"always_have_read_memories": True, "causal": True, "use_custom_causal_attn_mask": True}
+
+
+@pytest.mark.parametrize(
+    ("adapter", "model", "words"),
+    [
+        (
+            from_x_transformers,
+            made("Wrapper", max_mem_len=8, num_memory_tokens=4),
+            r"num_memory_tokens \(4\)",
+        ),
+        (
+            from_x_transformers,
+            made("Wrapper", attn_layers=ATTENTION),
+            r"num_mem_kv \(2\) in attn_layers.layers",
+        ),
+        (from_x_transformers, made("Wrapper", attn_layers=made("Encoder")), "Encoder"),
+        (from_x_transformers, made("Wrapper", to_logits=None, cls_token=torch.zeros(1)), "cls_token"),
+        (
+            from_recurrent_memory,
+            made("Model", **ON | {"always_have_read_memories": False}),
+            "always_have_read",
+        ),
+        (from_recurrent_memory, made("Model", **ON | {"causal": False}), "without causal"),
+        (from_recurrent_memory, made("Model", **ON, gated=True), r"gated \(True\)"),
+        (from_rllib, made("GTrXLNet", attention_dim=8, window=0.5), r"window \(0.5\)"),
+        (partial(from_torchrl, heads={}), made("CausalTransformer", max_seq_len=4, rotary=True), "rotary"),
+        (
+            partial(from_ppo_trxl, memory_length=4),
+            made("Agent", actor_branches=1, recurrent=nn.GRUCell(2, 2)),
+            "recurrent",
+        ),
+    ],
+)
+def test_an_option_that_an_adapter_does_not_know_is_refused_by_name(
+    adapter: Callable[[Any], nn.Module], model: nn.Module, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        adapter(model)
 
 
 @pytest.mark.parametrize(

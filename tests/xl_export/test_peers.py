@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import xl_export
+from runtimes.base.errors import ConfigError
 from runtimes.contract.spec import load_spec
 from tests.parity.authors import Stream, episodes, largest_differences
 from tests.parity.operations import Program
@@ -58,31 +59,31 @@ class Peer:
     """The promises that it does not keep."""
 
 
-def x_transformers(**options: Any) -> Peer:
+def x_transformers(wrapper: Mapping[str, Any] = MappingProxyType({}), **options: Any) -> Peer:
+    """wrapper: options of the wrapper; the others are those of its layers."""
     from x_transformers import Decoder, TransformerWrapper
 
-    absolute = options.pop("absolute", False)
-    shift = options.pop("shift", 0)
     layers = Decoder(dim=16, depth=2, heads=2, attn_dim_head=8, **options)
-    net = TransformerWrapper(
-        num_tokens=V,
-        max_seq_len=S,
-        max_mem_len=M,
-        use_abs_pos_emb=absolute,
-        shift_mem_down=shift,
-        attn_layers=layers,
-    ).eval()
+    sizes = {"num_tokens": V, "max_seq_len": S, "max_mem_len": M, "use_abs_pos_emb": False}
+    net = TransformerWrapper(**{**sizes, **wrapper}, attn_layers=layers).eval()
     stream = Stream(lambda x, mems: net(x, mems=mems, return_mems=True), S)
     module = from_x_transformers(net)
+    shift = net.shift_mem_down
     return Peer(module, stream, 4 if shift else S, ("cuts",) if shift else ())
 
 
-def continuous() -> Peer:
+def continuous(**options: Any) -> Peer:
     from x_transformers import ContinuousTransformerWrapper, Decoder
 
     layers = Decoder(dim=16, depth=2, heads=2, attn_dim_head=8, rotary_pos_emb=True)
     net = ContinuousTransformerWrapper(
-        dim_in=WIDTH, dim_out=5, max_seq_len=S, max_mem_len=M, attn_layers=layers, use_abs_pos_emb=False
+        dim_in=WIDTH,
+        dim_out=5,
+        max_seq_len=S,
+        max_mem_len=M,
+        attn_layers=layers,
+        use_abs_pos_emb=False,
+        **options,
     ).eval()
 
     def call(x: Tensor, mems: Any) -> Any:
@@ -218,9 +219,24 @@ PEERS: dict[str, tuple[str, Callable[[], Peer]]] = {
     "T5": ("x_transformers", lambda: x_transformers(rel_pos_bias=True)),
     "rotary": ("x_transformers", lambda: x_transformers(rotary_pos_emb=True)),
     "xpos": ("x_transformers", lambda: x_transformers(rotary_xpos=True)),
-    "absolute": ("x_transformers", lambda: x_transformers(absolute=True)),
+    "absolute": ("x_transformers", lambda: x_transformers({"use_abs_pos_emb": True})),
     "ALiBi": ("x_transformers", lambda: x_transformers(alibi_pos_bias=True, alibi_num_heads=1)),
-    "shifted": ("x_transformers", lambda: x_transformers(rel_pos_bias=True, shift=1)),
+    "shifted": ("x_transformers", lambda: x_transformers({"shift_mem_down": 1}, rel_pos_bias=True)),
+    "tied layers": ("x_transformers", lambda: x_transformers(rel_pos_bias=True, weight_tie_layers=True)),
+    "options": (
+        "x_transformers",
+        lambda: x_transformers(
+            {"tie_embedding": True, "post_emb_norm": True},
+            rotary_pos_emb=True,
+            use_rmsnorm=True,
+            gate_residual=True,
+            ff_glu=True,
+            ff_swish=True,
+            attn_qk_norm=True,
+            attn_kv_heads=1,
+            attn_gate_values=True,
+        ),
+    ),
     "continuous": ("x_transformers", continuous),
     "recurrent": ("recurrent_memory_transformer_pytorch", recurrent_memory),
     "recurrent, without keys": (
@@ -263,3 +279,28 @@ def test_a_package_agrees_with_its_artefact_over_fifty_steps(
     worst = largest_differences(artefact, peer.stream, programs, tmp_path)
     print(f"{name}: " + ", ".join(f"{language} {difference:.1e}" for language, difference in worst.items()))
     assert max(worst.values()) < 1e-4
+
+
+REFUSED: dict[str, tuple[str, Callable[[], Peer]]] = {
+    "num_memory_tokens": ("x_transformers", lambda: x_transformers({"num_memory_tokens": 2})),
+    "has_memory_tokens": ("x_transformers", lambda: continuous(num_memory_tokens=2)),
+    "cls_token": ("x_transformers", lambda: x_transformers({"use_cls_token": True})),
+    "has_multiple_heads": ("x_transformers", lambda: x_transformers({"num_output_heads": 2})),
+    "num_mem_kv": ("x_transformers", lambda: x_transformers(attn_num_mem_kv=2)),
+    "ShiftTokens": ("x_transformers", lambda: x_transformers(shift_tokens=1)),
+    "reinject_input": ("x_transformers", lambda: x_transformers(reinject_input=True)),
+    "cross_attend": ("x_transformers", lambda: x_transformers(cross_attend=True)),
+    "causal": ("recurrent_memory_transformer_pytorch", lambda: recurrent_memory(causal=False)),
+    "use_custom_causal_attn_mask": (
+        "recurrent_memory_transformer_pytorch",
+        lambda: recurrent_memory(memory_not_causal=False),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_option_that_the_adapter_does_not_know_is_refused(name: str) -> None:
+    package, make = REFUSED[name]
+    pytest.importorskip(package)
+    with pytest.raises(ConfigError, match=rf"\b{name}\b"):
+        make()

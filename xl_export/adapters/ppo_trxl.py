@@ -11,7 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical
 
+from xl_export.adapters.known import refuse_unknown
 from xl_export.tracing.module import features
+
+# What CleanRL's agent consists of. `answers` calls its parts one by one, and would leave others out. The last
+# two are for training.
+PARTS = """
+obs_shape max_episode_steps encoder transformer hidden_post_trxl actor_branches critic x transposed_cnn
+"""
 
 
 def from_ppo_trxl(agent: Any, memory_length: int) -> nn.Module:
@@ -66,6 +73,7 @@ def _squeezed(x: Tensor, axis: int = 1) -> Tensor:
 
 class CleanRL(Episodic):
     def __init__(self, agent: Any, memory_length: int) -> None:
+        refuse_unknown(agent, PARTS, parts=False)
         row = memory_length, len(agent.transformer.transformer_layers), agent.critic.in_features
         super().__init__(agent, agent.obs_shape, row, agent.max_episode_steps)
 

@@ -7,9 +7,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runtimes.base.errors import ConfigError
 from xl_export.adapters.from_forward import from_forward
+from xl_export.adapters.known import refuse_unknown
 from xl_export.tracing.module import Sizes
+
+# Classes and attributes of models that agreed with the loop of RecurrentMemoryTransformerWrapper.
+KNOWN = """
+Attend Attention GEGLU RotaryEmbedding add_write_to_next_write_mem always_have_read_memories attend
+attn_dropout causal cpu_config emb_gradient_frac enhanced_xl_recurrence expand_streams heads
+ignore_index inv_freq layers learned_value_residual_mix memory_tokens next_write_mem_stop_grad norm
+null_kv num_memory_tokens pos_emb read_memory_emb reduce_streams rotary_pos_emb seq_len to_kv
+to_logits to_out to_q token_emb use_custom_causal_attn_mask use_flash use_xl_memories xl_mem_len
+"""
+# A step always reads memories, and hides tokens by the mask of a causal model with `memory_not_causal`.
+NEEDED = ("always_have_read_memories", "causal", "use_custom_causal_attn_mask")
 
 
 def from_recurrent_memory(model: Any) -> nn.Module:
@@ -17,13 +28,10 @@ def from_recurrent_memory(model: Any) -> nn.Module:
 
     The memory moves when `seq_len` tokens are complete, as in `RecurrentMemoryTransformerWrapper.generate`.
     Trace it with `MemoryRule(mem_len=model.seq_len, segment=…)`, with a segment up to `seq_len`, and
-    `without={"padding"}`. Raises ConfigError for a model without `always_have_read_memories`.
+    `without={"padding"}`. Raises ConfigError for a model
+    without `always_have_read_memories`, or with options that this function does not know.
     """
-    if not model.always_have_read_memories:
-        raise ConfigError(
-            "the model has always_have_read_memories=False, so its first segment reads no memories, and a "
-            "step always reads some; give a model that was trained with always_have_read_memories=True."
-        )
+    refuse_unknown(model, KNOWN, needed=NEEDED)
     head = model.layers[0][0].branch
     memory: list[tuple[int, ...]] = [(model.num_memory_tokens, model.memory_tokens.shape[1])]
     if model.use_xl_memories:

@@ -8,7 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from xl_export.adapters.known import refuse_unknown
 from xl_export.tracing.module import features
+
+# Classes and attributes of GTrXLNet.
+KNOWN = """
+GRUGate RelativeMultiHeadAttention RelativePositionEmbedding SkipConnection SlimFC action_space
+attention_dim attention_layers framework head_dim inverse_freq layers linear_layer logits
+max_seq_len memory_inference memory_training model_config name num_heads num_outputs
+num_transformer_units obs_dim obs_space out_dim values_out view_requirements
+"""
 
 
 def from_rllib(model: Any) -> nn.Module:
@@ -17,6 +26,7 @@ def from_rllib(model: Any) -> nn.Module:
     A token is one observation. An episode starts with a memory of zeros, which is attended to, as in RLlib.
     Trace it with `MemoryRule(mem_len=model.memory_inference, segment=1)`, as RLlib acts.
     """
+    refuse_unknown(model, KNOWN)
     return GTrXL(model)
 
 

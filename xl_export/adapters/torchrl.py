@@ -7,7 +7,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from xl_export.adapters.known import refuse_unknown
 from xl_export.tracing.module import features
+
+# Classes and attributes of CausalTransformer.
+KNOWN = """
+_TransformerBlock blocks dropout head_dim hidden_size in_proj input_size max_seq_len mlp norm norm1
+norm2 num_heads num_layers out_proj pos_emb qkv
+"""
 
 
 def from_torchrl(transformer: Any, heads: Mapping[str, nn.Module]) -> nn.Module:
@@ -18,6 +25,7 @@ def from_torchrl(transformer: Any, heads: Mapping[str, nn.Module]) -> nn.Module:
     `MemoryRule(mem_len=transformer.max_seq_len - 1, segment=1)`. It keeps all promises. TorchRL refuses a
     longer episode; here it begins anew, so `trace` may warn that a token looks back fewer steps.
     """
+    refuse_unknown(transformer, KNOWN)
     return TorchRL(transformer, heads)
 
 

@@ -12,7 +12,42 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
+from xl_export.adapters.known import refuse_unknown
 from xl_export.tracing.module import Sizes, features
+
+# Classes and attributes of models that agreed with XLAutoregressiveWrapper's loop.
+KNOWN = """
+AbsolutePositionalEmbedding AlibiPositionalBias Attend Attention CoPE ConcatCombine Decoder Derf
+DynamicPositionBias DynamicTanh FeedForward GLU GRUGating LayerNorm LayerScale LoRALinear
+MultiheadRMSNorm RMSNorm RelativePositionBias RelativeProjPositionalBias ReluSquared Residual
+RotaryEmbedding Scale ScaleNorm SimpleRMSNorm SoLU TokenEmbedding
+act adaptive_mlp add_continuous_pred_head add_zero_kv alpha attend attn_dim_head
+attn_dropout attn_fn attn_heads attn_layers attn_on_attn beta can_cache_kv
+can_cache_kv_outside_max_seq_len causal cog_signed combine combine_mixture cope create_causal_mask
+cross_residual_attn depth depth_scale_residual dim dim_condition disable_abs_pos_emb distance_bank
+down emb emb_dim emb_dropout emb_frac_gradient ff ff_deep_embed final_norm flash fn g gamma
+gamma_offset gate_values_headwise groups gru has_custom_layer_types head_attn_sink head_learned_sink
+head_scale head_scale_params heads input_not_include_cache interpolation_factor inv_freq k_rmsnorm
+kv_heads l2_distance l2norm_embed laser laser_softclamp_value layer_dropouts layer_integrators
+layer_types layers layers_execute_order len_default_block ln log_distance logit_softclamp_value
+max_attend_past max_dist max_distance max_mem_len max_pos max_seq_len maybe_activation
+memory_tokens_interspersed_every merge_heads mlp mult_bias norm num_attn_layers num_buckets
+num_cls_tokens num_distance_basis num_ff_layers num_residual_streams num_tokens output_gate_headwise
+output_is_log_prob pos_emb post_emb_norm post_softmax_talking_heads pre_and_post_norm pre_norm
+pre_scale_post_talking_heads pre_softmax_talking_heads pre_tanh_scale pre_tanh_scale_offset
+prev_layer_ind proj project_emb project_in project_out q_rmsnorm qk_norm qk_norm_dim_scale
+qk_norm_groups qk_norm_k_scale qk_norm_q_scale qk_norm_scale rel_pos rel_proj_pos_bias
+relative_attention_bias residual_attn residual_scale rmsnorm rotary_pos_emb rotate_num_heads s
+sandwich_norm scale scale_base scale_offset scale_residual_constant sdp_context_manager
+shift_mem_down sigsoftmax_logits skip_combines slopes soft_onehot_temp softclamp_logits
+softclamp_output softclamp_output_value split_k_heads split_q_heads split_v_heads
+squeeze_out_last_dim sublayer_dropout talking_heads tie_embedding_scale to_distance_weights
+to_head_space_dimwise to_head_space_headwise to_k to_latent_kv to_latent_q to_logits to_mixture
+to_next_embed_pred to_out to_output_gate to_output_gate_head_space to_q to_v to_v_gate
+to_v_gate_activation to_v_gate_head_space to_v_head_gate to_value_residual_mix token_emb total_heads
+train_max_looped_steps train_max_recycle_steps unet_skips unit_offset up use_latent_kv use_latent_q
+value_rmsnorm
+"""
 
 
 def from_x_transformers(net: Any) -> nn.Module:
@@ -25,7 +60,10 @@ def from_x_transformers(net: Any) -> nn.Module:
 
     With `shift_mem_down`, a step must not pass the end of a segment: trace it `without={"cuts"}`, and with a
     `segment` that divides `max_seq_len`.
+
+    Raises ConfigError for options that this function does not know, such as `num_memory_tokens`.
     """
+    refuse_unknown(net, KNOWN)
     return XTransformers(net)
 
 
@@ -35,16 +73,17 @@ class XTransformers(nn.Module):
         self.net = net
         self.moves_every = net.max_seq_len
         layers = net.attn_layers
+        # Each time that a layer is executed, it has a memory of its own.
+        self.attentions = [layers.layer_types[at] for at in layers.layers_execute_order].count("a")
         if hasattr(net, "token_emb"):
             vocab_size = net.token_emb.emb.num_embeddings
-            self.sizes = Sizes(vocab_size=vocab_size, layers=layers.num_attn_layers, d_model=layers.dim)
+            self.sizes = Sizes(vocab_size=vocab_size, layers=self.attentions, d_model=layers.dim)
         else:
-            self.inputs = features(net.project_in.in_features)
+            self.inputs = features(getattr(net.project_in, "in_features", layers.dim))
 
     def start(self, batch: int) -> list[Tensor]:
-        layers = self.net.attn_layers
-        shape = batch, self.net.max_mem_len + self.moves_every - 1, layers.dim
-        return [torch.zeros(shape) for _ in range(layers.num_attn_layers)]
+        shape = batch, self.net.max_mem_len + self.moves_every - 1, self.net.attn_layers.dim
+        return [torch.zeros(shape) for _ in range(self.attentions)]
 
     def step(self, x: Tensor, positions: Tensor, memory: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         T = x.shape[1]
