@@ -7,11 +7,15 @@ checked.
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from runtimes import open_session
 from runtimes.sessions.ort_gpu.loading import OF_SHAPES
-from tests.cuda.counts import CASES, DOCUMENT, LAYERS, TF32, Counts, count_all, table, written
+from tests.cuda.counts import CASES, DOCUMENT, LAYERS, TF32, Counts, count_all, make_run, table, written
+from tests.cuda.stubs import load_all
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytestmark = [
@@ -50,6 +54,26 @@ def test_a_captured_token_is_one_launch(counts: dict[str, Counts], name: str) ->
 def test_a_captured_token_has_one_upload_download_and_wait(counts: dict[str, Counts], name: str) -> None:
     found = Counter(event.name if event.kind == "copy" else event.kind for event in counts[name].replayed)
     assert (found["upload"], found["download"], found["wait"]) == (1, 1, 1)
+
+
+def test_a_row_is_cleared_where_it_is_and_its_graphs_stay(tmp_path: Path) -> None:
+    from xl_export.artefact.export import export
+
+    (tmp_path / "run").mkdir()
+    artefact = export(make_run(tmp_path / "run"), tmp_path / "artefact", memory="shift")
+    stubs = load_all()
+    session = open_session(artefact, device="cuda", threads=1)
+    memory = session.start(2)
+    steps = []
+    for position in (0, 1, 2, 3, 4, 0):  # the fourth and all later ones are captured
+        memory.positions[1] = position
+        stubs.forget()
+        session.predict(np.zeros((2, 1), np.int64), memory)
+        steps.append(Counter(event.name for event in stubs.events()))
+    *_, usual, restarted = steps
+    assert (usual["launch"], restarted["launch"]) == (1, 1)
+    added = restarted - usual - Counter(cuStreamSynchronize=len(memory.tensors))
+    assert added == Counter(cuMemsetD8Async=len(memory.tensors))
 
 
 def test_a_layers_attention_is_one_launch_as_a_node(counts: dict[str, Counts]) -> None:
