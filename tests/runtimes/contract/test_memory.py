@@ -13,13 +13,15 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from runtimes.base.errors import StreamError
-from runtimes.contract.memory import MOST_PARTS, Memory, zeros
+from runtimes.contract import memory as memory_module
+from runtimes.contract.memory import MOST_PARTS, NUMPY_HUGE, Memory, zeros
 from runtimes.contract.session import Session
 from runtimes.contract.tensors import row_bytes
 
@@ -293,12 +295,20 @@ def test_a_session_that_was_forked_is_refused(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux is asked for huge pages")
-def test_zeros_take_only_the_pages_that_are_written() -> None:
-    rings = zeros((16, 1 << 20), np.float32)  # more than the C library keeps when it is freed
-    rings[:, 5000] = 1
-    first = -(-rings.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
-    held = np.zeros(rings.nbytes // mmap.PAGESIZE - 1, np.uint8)
-    part = ctypes.c_void_p(first), ctypes.c_size_t(held.size * mmap.PAGESIZE)
-    assert ctypes.CDLL(None).mincore(*part, ctypes.c_void_p(held.ctypes.data)) == 0
-    assert (held & 1).sum() < held.size / 4
-    assert rings.sum() == len(rings)
+def test_large_zeros_ask_for_small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int, int]] = []
+
+    def madvise(address: ctypes.c_void_p, length: ctypes.c_size_t, advice: int) -> None:
+        asked.append((address.value or 0, length.value, advice))
+
+    monkeypatch.setattr(memory_module.ctypes, "CDLL", lambda name: SimpleNamespace(madvise=madvise))
+    assert not zeros((NUMPY_HUGE // 4 - 1,), np.float32).any()  # NumPy asks for no huge pages here
+    assert asked == []
+    rings = zeros((16, 1 << 18), np.float32)
+    assert not rings.any()
+    ((first, length, advice),) = asked
+    assert advice == mmap.MADV_NOHUGEPAGE
+    assert (first % mmap.PAGESIZE, length % mmap.PAGESIZE) == (0, 0)  # or the kernel refuses
+    before, after = first - rings.ctypes.data, rings.ctypes.data + rings.nbytes - first - length
+    assert 0 <= before < mmap.PAGESIZE  # every page that holds nothing else
+    assert 0 <= after < mmap.PAGESIZE
