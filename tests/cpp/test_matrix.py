@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 from runtimes.contract.spec import FUSED, load_spec
 from runtimes.contract.tensors import FORMS
 from runtimes.sessions import fused_cpu
+from runtimes.sessions.onnx_runtime import KernelChoice
 from tests.architectures import ARCHITECTURES
 from tests.parity.operations import Program, Reference
 from xl_export.artefact.export import export
@@ -71,9 +72,12 @@ def test_it_answers_as_the_naive_reference(
         file = run / "model.safetensors"
         save_file({key: 0.4 * tensor for key, tensor in load_file(file).items()}, file)
     artefact = export(run, tmp_path / "artefact", **options)
-    for folder in ("python", "own"):
-        (tmp_path / folder).mkdir()
-    reference = Reference.of(artefact, tmp_path / "python", rounds="precision" in str(options))
-    for fused in ("", str(library))[: 1 + (FUSED in load_spec(artefact).files)]:
+    kernels: dict[KernelChoice, str] = {"standard": "", "fused": str(library)}
+    if FUSED not in load_spec(artefact).files:
+        del kernels["fused"]
+    for kernel, fused in kernels.items():
+        python, own = tmp_path / kernel / "python", tmp_path / kernel / "own"
+        python.mkdir(parents=True), own.mkdir()
+        reference = Reference.of(artefact, python, rounds="precision" in str(options), kernel=kernel)
         cpp.ask("open", model=str(artefact), fused=fused)
-        assert "generate" in reference.check(cpp, tmp_path / "own")
+        assert "generate" in reference.check(cpp, own)

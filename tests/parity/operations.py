@@ -23,10 +23,11 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import itertools
 import json
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,6 +38,7 @@ import runtimes
 from runtimes.base.errors import UserError
 from runtimes.base.logits import log_sum_exp
 from runtimes.contract.spec import Spec
+from runtimes.sessions.onnx_runtime import KernelChoice, OrtSession
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.replica import Replica
 
@@ -74,14 +76,26 @@ def generated(session: runtimes.Session, prompt: Any, **given: Any) -> dict[str,
 
 @dataclass
 class Row:
-    """All tokens that a row was fed. padding: how many of the first ones do not count."""
+    """All tokens that a row was fed. padding: how many of the first ones do not count. starts: where the
+    steps began in which they were fed.
+    """
 
     tokens: list[int]
     padding: int = 0
+    starts: list[int] = field(default_factory=list)
+
+    def feed(self, tokens: list[int], step: int) -> None:
+        """Appends tokens, which are fed in steps of so many."""
+        self.starts += range(len(self.tokens), len(self.tokens) + len(tokens), step)
+        self.tokens += tokens
 
 
 class Naive:
-    """The truth: it remembers all tokens of a stream, and computes every answer from the first of them."""
+    """The truth: it remembers all tokens of a stream, and computes every answer from the first of them.
+
+    It cuts a text into whole segments, however it was fed, because answers do not depend on that. Under the
+    mask `full` they do, by definition: then it cuts where the text was cut.
+    """
 
     tolerance, goes_on = 0.0, False
 
@@ -95,13 +109,16 @@ class Naive:
         rows = self.streams.get(given.get("stream", ""), [])
         return answer | {"positions": [len(row.tokens) - row.padding for row in rows]}
 
-    def logits(self, row: Row) -> np.ndarray:
-        """After each token of a row, [n, V]; those at padding mean nothing."""
-        memory, segment, tokens = self.session.start(1), self.session.rule.segment, row.tokens[row.padding :]
+    def logits(self, row: Row) -> tuple[np.ndarray, runtimes.Memory]:
+        """After each token of a row, [n, V]; those at padding mean nothing. And the memory of the row."""
+        memory, rule, end = self.session.start(1), self.session.rule, len(row.tokens)
+        starts = list(range(row.padding, end, rule.segment))
+        if rule.mask == "full":
+            starts = sorted({max(start, row.padding) for start in row.starts} - {end})
         found = [np.full((row.padding, self.session.vocab.size), np.nan, np.float32)]
-        for at in range(0, len(tokens), segment):
-            found.append(self.session.step(np.array([tokens[at : at + segment]]), memory)[0][0])
-        return np.concatenate(found)
+        for start, stop in itertools.pairwise([*starts, end]):
+            found.append(self.session.step(np.array([row.tokens[start:stop]]), memory)[0][0])
+        return np.concatenate(found), memory
 
     def start(self, stream: str, rows: int = 1) -> None:
         self.streams[stream] = [Row([]) for _ in range(rows)]
@@ -109,8 +126,8 @@ class Naive:
     def fed(self, stream: str, tokens: list[list[int]]) -> list[np.ndarray]:
         """The logits after each token of each row, which the new tokens end."""
         for row, new in zip(self.streams[stream], tokens, strict=True):
-            row.tokens += new
-        return [self.logits(row) for row in self.streams[stream]]
+            row.feed(new, self.session.rule.segment)
+        return [self.logits(row)[0] for row in self.streams[stream]]
 
     def step(self, stream: str, tokens: list[list[int]]) -> dict[str, Any]:
         return {"logits": np.stack([each[-len(tokens[0]) :] for each in self.fed(stream, tokens)]).ravel()}
@@ -128,9 +145,9 @@ class Naive:
 
     def generate(self, stream: str, tokens: list[int], **given: Any) -> dict[str, Any]:
         (row,) = self.streams[stream]
-        row.tokens += tokens
-        answer = generated(self.session, row.tokens, **given)
-        row.tokens += answer["tokens"]
+        answer = generated(self.session, tokens, memory=self.logits(row)[1], **given)
+        row.feed(tokens, self.session.rule.segment)
+        row.feed(answer["tokens"], 1)
         return answer
 
     def fork(self, stream: str, **given: str) -> None:
@@ -140,7 +157,9 @@ class Naive:
         self.streams[stream][row] = Row([])
 
     def rewind(self, stream: str, count: int) -> None:
-        del self.streams[stream][0].tokens[-count:]
+        (row,) = self.streams[stream]
+        del row.tokens[-count:]
+        row.starts = [start for start in row.starts if start < len(row.tokens)]
 
     def pad(self, stream: str, positions: list[int]) -> None:
         self.streams[stream] = [Row([], padding=-position) for position in positions]
@@ -158,13 +177,17 @@ class Naive:
 
 
 class PythonSession:
-    """Sessions of `runtimes`, with memory that is carried from one operation to the next."""
+    """Sessions of `runtimes`, with memory that is carried from one operation to the next.
+
+    kernel: the fused operator only if the other side has it too. Presets of few bits round activations to
+    8 bits with standard operators, and to 16 with the fused one.
+    """
 
     tolerance, goes_on = 1e-4, False
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, kernel: KernelChoice = "standard") -> None:
         self.folder = folder
-        self.session = runtimes.open_session(folder, threads=1, device="cpu")
+        self.session = OrtSession.open(folder, threads=1, kernel=kernel)
         self.streams: dict[str, runtimes.Memory] = {}
 
     def ask(self, op: str, **given: Any) -> dict[str, Any]:
@@ -456,18 +479,20 @@ class Reference:
     folder: Path
 
     @classmethod
-    def of(cls, artefact: Path, folder: Path, *, rounds: bool = False) -> Reference:
+    def of(
+        cls, artefact: Path, folder: Path, *, rounds: bool = False, kernel: KernelChoice = "standard"
+    ) -> Reference:
         """The answers for an artefact. Python's own sessions must give them, too.
 
         rounds: for numbers of few bits, whose rounding depends on where a text is cut. Then a session that
         cuts texts as all implementations do is the reference.
         """
-        reader = PythonSession(artefact)
+        reader = PythonSession(artefact, kernel)
         session = reader.session
         recording = read_recording(session.vocab.size)
         if session.spec.form != "ring":  # type: ignore[union-attr]
             recording = [line for line in recording if "f" not in (line.get("as"), line.get("stream"))]
-        truth: Implementation = PythonSession(artefact) if rounds else Naive(session)
+        truth: Implementation = PythonSession(artefact, kernel) if rounds else Naive(session)
 
         def answered(lines: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
             return [(line, truth.ask(**with_folder(line, folder, folder))) for line in lines]
