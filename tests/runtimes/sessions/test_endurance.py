@@ -22,8 +22,11 @@ STATM = Path("/proc/self/statm")
 RULE = MemoryRule(mem_len=48, segment=64)
 
 
+LONG = 1_000_000  # tokens
+
+
 @pytest.mark.parametrize(
-    "count", [3_200, pytest.param(1_000_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
+    "count", [3_200, pytest.param(LONG, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
 )
 def test_a_long_stream_neither_drifts_nor_grows(
     count: int, make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -51,9 +54,10 @@ def test_a_long_stream_neither_drifts_nor_grows(
     assert max(worst[-len(worst) // 10 :]) < 3 * max(worst[: len(worst) // 10])  # no drift
     assert memories[1].positions[0] >= count
     assert [{name: array.ctypes.data for name, array in m.tensors.items()} for m in memories[1:]] == buffers
-    # A leak grows at every step. One jump is another test's: threads and caches of the process are its too.
-    growth = np.diff(resident[1:])
-    assert np.median(growth) * len(growth) < 256, resident  # pages of 4 kB
+    if count == LONG:  # over few steps, the system and the C library decide which pages are resident
+        # A leak grows at every step. One jump is another test's: threads and caches of the process are its.
+        growth = np.diff(resident[1:])
+        assert np.median(growth) * len(growth) < 256, resident  # pages of 4 kB
 
 
 def _resident_pages() -> int:
