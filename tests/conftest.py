@@ -32,8 +32,18 @@ sys.dont_write_bytecode = False
 with contextlib.suppress(ImportError):  # the edge part of the suite runs without hypothesis
     import hypothesis
 
-    hypothesis.settings.register_profile("busy", deadline=None)  # no example is too slow on a busy machine
-    hypothesis.settings.load_profile("busy")
+    # The same examples in every run, and none is too slow on a busy machine. Fixtures of one test are shared
+    # by its examples, which change nothing in them.
+    hypothesis.settings.register_profile(
+        "certain",
+        derandomize=True,
+        deadline=None,
+        suppress_health_check=[
+            hypothesis.HealthCheck.too_slow,
+            hypothesis.HealthCheck.function_scoped_fixture,
+        ],
+    )
+    hypothesis.settings.load_profile("certain")
 
 prepare_libraries()  # before any test module imports ONNX Runtime: no test reports to its maker
 RULE = MemoryRule(mem_len=16, segment=8)

@@ -15,7 +15,7 @@ from runtimes.base.text import TextDecoder, text_lines
 BOM = b"\xef\xbb\xbf"
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(
     text=st.text(st.sampled_from("a\r\né😀\ufeff\x85\u2028")),
     marked=st.booleans(),

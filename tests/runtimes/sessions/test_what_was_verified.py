@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
 ) -> None:
     """What is returned has the hash of the record, or an error is raised: there is no gap between the two."""
     monkeypatch.setattr("runtimes.base.sealed.BLOCK", 1000)
-    path, content = tmp_path / "file", os.urandom(10_500)
+    path, content = tmp_path / "file", random.Random(0).randbytes(10_500)
     path.write_bytes(content)
     facts = file_facts(path)
     sha256 = hashlib.sha256
@@ -72,7 +73,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
 @pytest.mark.parametrize("altered", [False, True])
 def test_a_large_file_is_verified_before_its_use_ends(altered: bool, tmp_path: Path) -> None:
     """That the file was altered is said first, also where the work has failed, perhaps for that reason."""
-    path, content = tmp_path / "file", os.urandom(10_500)
+    path, content = tmp_path / "file", random.Random(0).randbytes(10_500)
     path.write_bytes(content)
     facts = file_facts(path)
     path.write_bytes(content[:-1] + bytes([content[-1] ^ altered]))
@@ -101,7 +102,7 @@ def test_a_stated_size_is_refused_before_memory_is_taken(
 
 def test_a_file_truncated_during_reading_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is given out: the rest of the memory was never read, although the hash is that of the part."""
-    path, part = tmp_path / "file", os.urandom(50)
+    path, part = tmp_path / "file", random.Random(0).randbytes(50)
     facts = FileFacts(sha256=hashlib.sha256(part).hexdigest(), num_bytes=100_000)
 
     def cut_and_open(path: Path) -> Any:

@@ -66,7 +66,7 @@ losses = st.integers(0, 2**32 - 1).map(
 shares = st.sampled_from([0.05, 0.1, 0.5, 1.0])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(losses_ICN=losses, r=shares)
 def test_recl_is_a_length_and_follows_its_model(losses_ICN: np.ndarray, r: float) -> None:
     lengths = (2, 3, 5, 8, 13)
@@ -80,7 +80,7 @@ def test_recl_is_a_length_and_follows_its_model(losses_ICN: np.ndarray, r: float
     assert (relative_gains(losses_ICN, r=r) >= 0).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(losses_ICN=losses, r=shares, best=st.integers(0, 4), drop=st.floats(0.02, 1.0))
 def test_recl_of_the_strongest_model_is_where_losses_stop_falling(
     losses_ICN: np.ndarray, r: float, best: int, drop: float

@@ -46,7 +46,7 @@ RIGHT = math.log(math.exp(5) + 255) - 5  # nats of the successor
 WRONG = math.log(math.exp(5) + 255)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.binary(min_size=2, max_size=60), lanes=st.integers(1, 9), segment=st.integers(1, 6))
 def test_every_token_but_the_first_is_scored_once(data: bytes, lanes: int, segment: int) -> None:
     tokens = np.frombuffer(data, np.uint8).astype(np.int64)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtimes import Memory, Session, TextToScore, open_session, score_texts
@@ -39,7 +39,7 @@ def inputs(draw: st.DrawFn) -> list[TextToScore]:
 
 
 @pytest.mark.parametrize("kind", every(2, ["ring", "shift", "torch", "hidden"]))
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8)
 @given(texts=inputs(), batch=st.sampled_from([None, 1, 3, 5]), window=st.sampled_from([1, 60, 1 << 16]))
 def test_each_text_gets_what_it_gets_alone(
     kind: str, sessions: dict[str, Session], texts: list[TextToScore], batch: int | None, window: int
@@ -227,7 +227,7 @@ def naive_cost(batches: list[list[int]], segment: int) -> int:
     return sum(len(rows) * max(rows) + STEP * -(-max(rows) // segment) for rows in batches)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     lengths=st.lists(st.integers(1, 60), max_size=30),
     rows=st.integers(1, 9),
@@ -247,7 +247,7 @@ def test_batches_hold_every_text_once_within_the_limits(
         assert padding or len(set(own)) == 1
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(lengths=st.lists(st.integers(1, 60), min_size=1, max_size=9))
 def test_no_other_batches_of_neighbours_cost_less(lengths: list[int]) -> None:
     limits = BatchLimits(rows=4, tokens=10**6, segment=8)

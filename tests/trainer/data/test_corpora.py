@@ -133,7 +133,7 @@ WORDS = st.text(st.characters(exclude_categories=["Cs", "Z", "Cc"]), min_size=1,
 LINES = st.lists(st.lists(WORDS, max_size=5).map(" ".join), min_size=2, max_size=8)
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=15)
 @given(lines=LINES, block=st.integers(1, 40))
 def test_words_come_back_however_a_file_is_cut(lines: list[str], block: int, tmp_path_factory) -> None:
     folder, text = tmp_path_factory.mktemp("words"), "\n".join(lines) + "\n"

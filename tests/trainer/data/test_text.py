@@ -23,7 +23,7 @@ def split(folder: Path, data: bytes, *, as_bytes: bool = False) -> Splits:
     return load_splits(str(folder / "text.txt"), as_bytes=as_bytes)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25)
 @given(text=st.text(st.sampled_from("aé€😀\n"), min_size=1, max_size=200))
 def test_splits_cover_the_text_exactly_on_whole_characters(
     text: str, tmp_path_factory: pytest.TempPathFactory
@@ -92,7 +92,7 @@ def test_word_vocabulary_keeps_words_of_min_count_most_frequent_first(
     assert decode(vocab, vocab.encode("the dog\n")) == f"{the} <unk>\n"  # `dog` is held out
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25)
 @given(length=st.integers(1, 300), batch=st.integers(1, 9), segment=st.integers(1, 40))
 def test_lanes_are_contiguous_equal_parts_in_order_or_refused(length: int, batch: int, segment: int) -> None:
     tokens = np.arange(length)

@@ -42,7 +42,7 @@ def test_the_mask_falls_over_the_ramp() -> None:
     assert mask[101, 2] == 0
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(share=st.floats(0, 1, width=32), ramp=st.integers(1, 40), maximum=st.integers(1, 100))
 def test_no_distance_beyond_the_longest_has_a_weight(share: float, ramp: int, maximum: int) -> None:
     module = build([share], ramp=ramp, maximum=maximum)

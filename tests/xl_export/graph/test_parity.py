@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtimes import open_session
@@ -35,7 +35,7 @@ def test_log_probabilities_equal_pytorch_over_21_memory_lengths(
 
 
 @pytest.mark.parametrize("form", FORMS)
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8)
 @given(lengths=st.lists(st.integers(1, T), min_size=1, max_size=40))
 def test_cutting_a_stream_never_changes_a_same_length_score(
     form: str, artefacts: dict[str, Path], tokens: np.ndarray, lengths: list[int]
