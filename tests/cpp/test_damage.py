@@ -20,7 +20,8 @@ from tests.architectures import ARCHITECTURES
 from tests.cpp.program import DRIVER, SANITIZED, compiled
 from tests.parity.operations import Program
 from tests.parity.test_vocabularies import TALES, wild_texts
-from tests.runtimes.contract.mutation_worker import damaged_bytes, damaged_json, sealed
+from tests.runtimes.contract.mutation_worker import changed, damaged_bytes, damaged_json
+from tests.sealing import sealed
 from xl_export.artefact.export import export
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -55,7 +56,8 @@ def damages(folder: Path, draw: np.random.Generator) -> Iterator[Damage]:
     for index, name in enumerate(names):
         for what, data in damaged_bytes(whole[name], whole[names[index - 1]], draw, flips=6):
             yield "bytes", f"{name}: {what}", {name: data}
-    for what, document in damaged_json(spec, draw):
+    for damage in damaged_json(spec, draw):
+        what, document = f"{damage!r:.80}", changed(spec, *damage)
         try:
             text = json.dumps(document).encode()
         except UnicodeEncodeError:
@@ -66,9 +68,11 @@ def damages(folder: Path, draw: np.random.Generator) -> Iterator[Damage]:
         for what, data in damaged_bytes(whole[name], whole[SPEC], draw, flips=flips):
             yield "sealed file", f"{name}: {what}", {name: data}
     for name in (VOCAB, REFERENCE):
-        for what, document in damaged_json(json.loads(whole[name]), draw):
+        document = json.loads(whole[name])
+        for damage in damaged_json(document, draw):
             if draw.random() < 0.15:
-                yield "sealed file", f"{name}: {what}", {name: json.dumps(document).encode()}
+                data = json.dumps(changed(document, *damage)).encode()
+                yield "sealed file", f"{name}: {damage!r:.80}", {name: data}
 
 
 @pytest.mark.parametrize("name", ["ring", "shift", "adaptive-softmax"])
@@ -133,8 +137,8 @@ def test_damaged_streams_texts_and_ort_graphs(
             sanitized.ask("predict", stream="b", tokens=[[0], [1]])
         counts[refused] += 1
 
-    for _, document in damaged_json(header, draw):
-        text = json.dumps(document).encode(errors="replace")
+    for damage in damaged_json(header, draw):
+        text = json.dumps(changed(header, *damage)).encode(errors="replace")
         load(len(text).to_bytes(8, "little") + text + numbers)
     for _, data in damaged_bytes(whole, whole[::-1], draw, flips=100):
         load(data)
