@@ -20,9 +20,10 @@ demo: $(DEMO_READY)
 test: $(READY)
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
-# all combinations and long runs of which `make test` has a part
+# all combinations and long runs of which `make test` has a part; `make test-slow TESTS=tests/cpp` runs those of a folder
+TESTS ?= tests
 test-slow: $(READY)
-	$(BIN)/python -m pytest -m slow -n auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest $(TESTS) -m slow -n auto --maxprocesses 4 --dist loadfile
 
 # random schedules for an hour, or for `make soak SECONDS=60`; SEED=… repeats what a failed round printed
 SECONDS ?= 3600
