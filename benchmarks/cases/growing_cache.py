@@ -97,7 +97,7 @@ def _growing(trained: Run, mem_len: int) -> Iterator[tuple[OrtSession, OrtSessio
     library = fused_library("fused")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_graphs(spec, folder, trained, "plugin")
+        write_graphs(spec, folder, trained, "plugin", others=(FUSED,))
         yield (
             OrtSession(spec, trained.vocab, folder / FUSED, threads=THREADS, library=library),
             OrtSession(spec, trained.vocab, folder / GRAPH, threads=THREADS),

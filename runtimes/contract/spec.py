@@ -130,6 +130,8 @@ class Spec:
     # step is the only place that has its inputs and outputs.
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
+    # The graphs that the exporting machine could not run, so they were not compared with PyTorch.
+    not_compared: tuple[str, ...] = ()
     producer: dict[str, str]  # the version of each package that took part
     source: dict[str, str]  # the hash of the trained model
     files: dict[str, FileFacts] = field(default_factory=dict)
@@ -257,7 +259,7 @@ class Spec:
         """The contract as JSON."""
         document = to_json(self)
         # Absent unless they say something.
-        for name in ("without", "fixed_rows", "fixed_tokens", "moves_every", "drifts_from"):
+        for name in ("without", "fixed_rows", "fixed_tokens", "moves_every", "drifts_from", "not_compared"):
             if not document[name]:
                 del document[name]
         tensors = {n: [x.to_json() for x in getattr(self, n)] for n in ("inputs", "outputs")}

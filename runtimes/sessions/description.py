@@ -40,6 +40,7 @@ def describe_spec(spec: Spec, folder: Path) -> dict[str, Any]:
         "fixed_tokens": list(spec.fixed_tokens),
         "moves_every": spec.moves_every,
         "drifts_from": spec.drifts_from,
+        "not_compared": list(spec.not_compared),
         "target": spec.target,
         "memory_form": spec.form,
         "bytes_per_stream": spec.bytes_per_stream,

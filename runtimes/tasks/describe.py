@@ -46,6 +46,9 @@ def summary_lines(facts: dict[str, Any], path: Path) -> list[str]:
         lines.append(f"training    {best['bits_per_token']:.4f} bits per token at step {best['step']:,}")
     if facts.get("concern"):
         lines.append(f"warning     {facts['concern']}")
+    if files := facts.get("not_compared"):
+        reason = "the exporting machine could not run it; run `xl-export check` on one that can"
+        lines.append(f"unchecked   {', '.join(files)}: {reason}")
     if rows := facts.get("fixed_rows"):
         *fewer, most = map(str, facts["fixed_tokens"] or [facts["rule"]["segment"]])
         counts = f"{', '.join(fewer)} or {most}" if fewer else most

@@ -1,8 +1,8 @@
 """RUN → ARTEFACT: `export(run, out)` writes a folder that only needs NumPy and ONNX Runtime to run.
 
-The steps, in this order: choose form and precisions, load the run, write the graph in fp32,
-compare it with PyTorch, lower its precision and compare again, and write the other files. The folder appears
-when all of this has succeeded.
+The steps, in this order: choose form and precisions, load the run, write the graphs, compare them with
+PyTorch, in fp32 first and then in a lower precision, and write the other files. The folder appears when all
+of this has succeeded.
 """
 
 from __future__ import annotations
@@ -13,15 +13,30 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import get_args
 
-from runtimes.base.errors import ArtefactError, ConfigError
+from runtimes.base.errors import ArtefactError, ConfigError, MissingPackageError
+from runtimes.base.files import read_bytes
 from runtimes.base.folders import refuse_existing
 from runtimes.base.machine import package_versions
+from runtimes.contract.device import Device
 from runtimes.contract.engine import Attention
 from runtimes.contract.precision import MemoryPrecision, Precision
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.sampling import read_sampling
-from runtimes.contract.spec import CUDA_GRAPH, FUSED, GRAPH, SPEC, Exporter, Spec, Storage, Target
+from runtimes.contract.spec import (
+    CUDA_GRAPH,
+    FUSED,
+    GRAPH,
+    SPEC,
+    WEIGHTS,
+    Exporter,
+    Spec,
+    Storage,
+    Target,
+)
 from runtimes.contract.tensors import Form
+from runtimes.contract.vocabulary import Vocab
+from runtimes.sessions.fused_cpu import built
+from runtimes.sessions.graph import GraphSession
 from runtimes.sessions.onnx_runtime import OrtSession
 from trainer.model.config import ModelConfig
 from trainer.run.checkpoint import Run, load_run
@@ -83,7 +98,9 @@ def export(
     - rows, tokens: with exporter `trace`, graphs without sizes that vary, as in `xl_export.trace`.
     - text: a held-out text on which a lower precision is measured. None is the test text that the run kept.
 
-    The graph is compared with PyTorch before the folder appears, and PyTorch's answers become its reference.
+    Every graph is compared with PyTorch before the folder appears, and PyTorch's answers become the
+    reference. A graph that this machine cannot run, because the fused operator is not built or there is no
+    GPU, is not compared, and the spec names it (`not_compared`).
     Quantised weights are compared before they are quantised; then the answers of the stored weights, computed
     in fp32, are its reference. If the rounding of activations on this machine exceeds the tolerances of the
     artefact's check, the artefact is written with a FailingCheckWarning.
@@ -106,9 +123,10 @@ def export(
     spec = make_spec(trained, chosen, form, target, precision, memory_precision)
     history = history_of(run, trained.config)
     spec = dataclasses.replace(spec, concern=history.concern if history else None, storage=storage)
-    with_node = attention == "plugin" and target == "onnxruntime"
-    if with_node:
+    others = [FUSED] if fused_cpu.takes(spec) and storage == "external" else []
+    if attention == "plugin" and target == "onnxruntime":
         cuda.refuse_unfit(spec, trained.config.model)
+        others.append(CUDA_GRAPH)
     if exporter == "trace":
         # torch.export is slow to import.
         from xl_export.artefact.traced import fixed_tokens, refuse_precisions
@@ -142,7 +160,7 @@ def export(
             raise ArtefactError(f"{drift.sentence.partition(';')[0]}; report this: our own steps must not.")
         writer: WriteGraphs = TracedGraphs(step, trained.vocab).write
     else:
-        writer = functools.partial(write_graphs, run=trained, attention=attention, with_node=with_node)
+        writer = functools.partial(write_graphs, run=trained, attention=attention, others=others)
     original = ProjectedTorchSession(model, trained.vocab, chosen, identity=trained.sha256)
     try:
         write_artefact(
@@ -241,12 +259,10 @@ def make_spec(
 
 
 def write_graphs(
-    spec: Spec, folder: Path, run: Run, attention: Attention | None, with_node: bool = False
-) -> OrtSession:
-    """Writes the step graph of a spec, the one for the fused CPU operator if the spec allows it, and, with
-    `with_node`, the one for `cuda`.
-
-    Returns a session over the step graph.
+    spec: Spec, folder: Path, run: Run, attention: Attention | None, others: Collection[str] = ()
+) -> dict[str, GraphSession | None]:
+    """Writes the step graph of a spec with its weights, and over the same weights the `others`: some of
+    `fused.onnx` and `cuda.onnx`. Returns sessions as `WriteGraphs` does.
     """
     weights = finite_arrays(run.model)
     if spec.target == "tensorrt":
@@ -257,10 +273,26 @@ def write_graphs(
         made = (web.WebStep if spec.target == "web" else StepGraph)(spec, run.config.model, weights)
         graph = lowered(made.build(), spec.precision)
     save_model(stamp(graph, spec, run.vocab), folder)
-    if fused_cpu.takes(spec):
+    graphs: dict[str, GraphSession | None] = {GRAPH: OrtSession(spec, run.vocab, folder / GRAPH)}
+    library = built()
+    if FUSED in others:
         graph = lowered(fused_cpu.FusedStepGraph(spec, run.config.model, weights).build(), spec.precision)
         save_graph(stamp(graph, spec, run.vocab), folder / FUSED, weights_of=folder / GRAPH)
-    if with_node:
+        graphs[FUSED] = OrtSession(spec, run.vocab, folder / FUSED, library=library) if library else None
+    if CUDA_GRAPH in others:
         graph = lowered(cuda.CudaStepGraph(spec, run.config.model, weights).build(), spec.precision)
         save_graph(stamp(graph, spec, run.vocab), folder / CUDA_GRAPH, weights_of=folder / GRAPH)
-    return OrtSession(spec, run.vocab, folder / GRAPH)
+        graphs[CUDA_GRAPH] = on_cuda(spec, run.vocab, folder, library) if library else None
+    return graphs
+
+
+def on_cuda(spec: Spec, vocab: Vocab, folder: Path, library: Path) -> GraphSession | None:
+    """A session over the graph for `cuda`; None if this machine has no GPU for it."""
+    from runtimes.sessions.ort_gpu.session import OrtGpuSession
+
+    graph = folder / CUDA_GRAPH
+    contents = {path.name: read_bytes(path) for path in (graph, folder / WEIGHTS)}
+    try:
+        return OrtGpuSession(spec, vocab, graph, contents, device=Device("cuda"), library=library)
+    except MissingPackageError:
+        return None

@@ -18,7 +18,7 @@ from runtimes.base.errors import ArtefactError, ConfigError, first_line
 from runtimes.base.files import atomic_file
 from runtimes.contract.precision import PRESETS, Precision
 from runtimes.contract.reference import Reference
-from runtimes.contract.spec import FUSED, GRAPH, OPERATORS, ORT_GRAPH, WEIGHTS, Spec, Storage, Target
+from runtimes.contract.spec import GRAPH, OPERATORS, ORT_GRAPH, WEIGHTS, Spec, Storage, Target
 from runtimes.contract.vocabulary import Vocab
 from runtimes.sessions.onnx_runtime import OrtSession
 from xl_export.artefact.validate import refuse_other_answers
@@ -69,8 +69,7 @@ def pack(spec: Spec, vocab: Vocab, folder: Path, reference: Reference) -> Spec:
         model = ir.external_data.load_to_model(ir.load(folder / GRAPH))
         with atomic_file(folder / GRAPH) as temporary:
             ir.save(model, temporary, format="protobuf")
-    for name in (WEIGHTS, FUSED):
-        (folder / name).unlink(missing_ok=True)
+    (folder / WEIGHTS).unlink(missing_ok=True)
     refuse_other_answers(OrtSession(spec, vocab, folder / spec.graph_file), whole, reference)
     if spec.measured is None:
         return spec

@@ -17,7 +17,7 @@ from runtimes.contract.reference import StepReference
 from runtimes.contract.spec import GRAPH, WEIGHTS, Spec
 from runtimes.contract.tokens import read_tokens
 from runtimes.contract.vocabulary import Vocab
-from runtimes.sessions.onnx_runtime import OrtSession
+from runtimes.sessions.graph import GraphSession
 
 TOKENS = 4096  # the most tokens of the text that are read
 LOGITS = 1 << 23  # the most values of whole distributions that are held at a time
@@ -44,7 +44,7 @@ def first_tokens(text: Path, vocab: Vocab) -> np.ndarray:
 
 
 def measure(
-    lowered: OrtSession, exact: OrtSession, tokens: np.ndarray, *, folders: tuple[Path, Path]
+    lowered: GraphSession, exact: GraphSession, tokens: np.ndarray, *, folders: tuple[Path, Path]
 ) -> Measured:
     """Returns what the session `lowered` loses against `exact` on tokens [N], with sizes and times of both.
 
@@ -94,8 +94,8 @@ def measure(
 
 
 def measure_step(
-    lowered: OrtSession,
-    exact: OrtSession,
+    lowered: GraphSession,
+    exact: GraphSession,
     answers: StepReference,
     reference: StepReference,
     *,
@@ -114,7 +114,7 @@ def measure_step(
     }
     streams = [(session, session.start(len(reference.restarts[0]))) for session in (lowered, exact)]
 
-    def step(session: OrtSession, memory: Memory) -> None:
+    def step(session: GraphSession, memory: Memory) -> None:
         memory.positions[:] = 0
         session.step(feed, memory)
 
@@ -153,7 +153,7 @@ def _log_probs(logits: np.ndarray) -> np.ndarray:
 
 
 def _seconds(
-    streams: list[tuple[OrtSession, Memory]], step: Callable[[OrtSession, Memory], object]
+    streams: list[tuple[GraphSession, Memory]], step: Callable[[GraphSession, Memory], object]
 ) -> list[float]:
     """Returns the median times of a step of each stream.
 

@@ -304,7 +304,7 @@ class TracedGraphs:
     long, and the precision of the weights is applied after it.
     """
 
-    def write(self, spec: Spec, folder: Path) -> OrtSession:
+    def write(self, spec: Spec, folder: Path) -> dict[str, OrtSession]:
         """Traces the step, lowers its graphs to the precision of the spec, and writes them."""
         # For an engine, the graph is float32 throughout.
         whole = dataclasses.replace(spec, precision="fp32", memory_precision="fp32").completed()
@@ -334,7 +334,7 @@ class TracedGraphs:
                 save_model(graph, folder)
             else:
                 save_graph(graph, folder / name, weights_of=folder / GRAPH)
-        return OrtSession(spec, self.vocab, folder / GRAPH)
+        return {GRAPH: OrtSession(spec, self.vocab, folder / GRAPH)}
 
 
 def _has_bytes(graph: ir.Model) -> bool:

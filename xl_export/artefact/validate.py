@@ -1,4 +1,4 @@
-"""Proves, before the export returns, that an exported graph computes what PyTorch computes."""
+"""Proves, before the export returns, that the exported graphs compute what PyTorch computes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from runtimes.contract.precision import PRESETS, named
 from runtimes.contract.reference import Reference, StepReference, replay, replay_step
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
-from runtimes.contract.spec import Spec
+from runtimes.contract.spec import GRAPH, Spec
 from runtimes.sessions.graph import GraphSession
 from runtimes.sessions.onnx_runtime import OrtSession
 from xl_export.artefact.quality import output_loss
@@ -35,14 +35,17 @@ PADDING = 3  # tokens
 SHORTEST_PERIOD = 13  # tokens after which the inputs of a reference may repeat
 LARGEST_INPUTS = 1 << 20  # numbers; more inputs than these repeat
 AnyReference = Reference | StepReference
+# Sessions over the graphs of one artefact by their file names, `step.onnx` among them.
+Graphs = Mapping[str, GraphSession]
 
 
 class FailingCheckWarning(UserWarning):
     """An artefact is written, and on this machine its `check` fails."""
 
 
-def validate(exported: GraphSession, original: Session) -> AnyReference:
-    """Compares an exported graph with its PyTorch model, and returns the answers of PyTorch.
+def validate(graphs: Graphs, original: Session) -> AnyReference:
+    """Compares exported graphs with their PyTorch model, and returns the answers of PyTorch, which computes
+    them once for all graphs.
 
     First it compares single segments of three shapes from empty memory, of a language model over the whole
     vocabulary. Then it compares two chained streams, segment by segment, that pass the end of the ring; one
@@ -54,23 +57,26 @@ def validate(exported: GraphSession, original: Session) -> AnyReference:
     tolerance of the spec, and DivergedError when PyTorch's are not numbers. Differences of outputs are
     absolute up to 1 and relative above.
     """
-    spec = exported.spec
+    spec = graphs[GRAPH].spec
     T = spec.rule.segment
     rows = spec.fixed_rows or (1 if "rows" in spec.without else 2)
     # A cut would change answers, or the graph takes no other segments.
     whole = "cuts" in spec.without or (spec.fixed_rows is not None and not spec.fixed_tokens)
 
     def compare(what: str, lengths: list[int], first: list[int], **options: Any) -> None:
-        mine, theirs = (_fed(session, spec, lengths, first, **options) for session in (exported, original))
-        _refuse_difference(spec, mine, theirs, what=what)
+        theirs = _fed(original, spec, lengths, first, **options)
+        for file, session in graphs.items():
+            mine = _fed(session, spec, lengths, first, **options)
+            _refuse_difference(spec, mine, theirs, file=file, what=what)
 
     for batch, length in _single_steps(spec, rows):
         compare(f"{batch} rows of {length} tokens from empty memory", [length], [0] * batch, every=True)
     asked = _asked(spec, chained_segments(spec.rule, whole=whole, counts=spec.fixed_tokens), rows)
     reference = answers_of(original, asked, "PyTorch's answers")
-    mine = answers_of(exported, asked, "the graph's answers")
     what = f"{rows} streams of {asked.segments.sum()} tokens in {len(asked.segments)} segments"
-    _refuse_difference(spec, _answers(mine), _answers(reference), what=what)
+    for file, session in graphs.items():
+        mine = answers_of(session, asked, f"answers of {file}")
+        _refuse_difference(spec, _answers(mine), _answers(reference), file=file, what=what)
     far = FAR // T * T if whole else FAR
     # Hidden states do not depend on positions.
     if spec.language_model and any(len(tensor.shape) == 4 for tensor in spec.state):
@@ -175,17 +181,18 @@ def _single_steps(spec: Spec, rows: int) -> list[tuple[int, int]]:
 
 
 def check_lowered(
-    lowered: OrtSession, stored: OrtSession | None, reference: AnyReference
+    graphs: Graphs, stored: OrtSession | None, reference: AnyReference
 ) -> tuple[AnyReference, AnyReference]:
-    """Compares a graph of a lower precision with what it should compute: those answers, and its own.
+    """Compares graphs of a lower precision with what they should compute: those answers, and the answers of
+    `step.onnx`.
 
-    stored: of quantised weights, a graph in fp32 over the weights that `lowered` stores; every engine is
+    stored: of quantised weights, a graph in fp32 over the weights that `graphs` store; every engine is
     compared with its answers. Others are compared with the reference. The loss of quantised weights has no
     tolerance, but answers that are not finite, or another model's, are refused with ArtefactError. So are
     answers beyond the tolerances of `check`, unless the precision rounds activations: each machine does that
     in its own way, so another one may still pass, and there is a FailingCheckWarning.
     """
-    spec = lowered.spec
+    spec = graphs[GRAPH].spec
     name = named(spec.precision, spec.memory_precision)
     right = reference
     other = "PyTorch's"
@@ -193,21 +200,25 @@ def check_lowered(
         right = answers_of(stored, reference, "answers of the stored weights")
         other = "the answers of the stored weights in fp32"
         _refuse_another_model(right, reference, name)
-    mine = answers_of(lowered, reference, f"answers in {name}")
-    _refuse_another_model(mine, reference, name)
-    sentence = _beyond_tolerances(
-        spec, mine, right, f"in {name} the answers of this machine differ from {other}"
-    )
-    if sentence and not PRESETS[spec.precision].rounds_activations:
-        raise ArtefactError(f"{sentence}; nothing was written: export in fp32, or report this difference.")
-    if sentence:
-        warnings.warn(
-            f"{sentence}; the artefact is written, and its check fails here: give a precision with more "
-            "bits.",
-            FailingCheckWarning,
-            stacklevel=2,
+    answers = {}
+    for file, session in graphs.items():
+        answers[file] = mine = answers_of(session, reference, f"answers of {file} in {name}")
+        _refuse_another_model(mine, reference, name)
+        sentence = _beyond_tolerances(
+            spec, mine, right, f"in {name} the answers of {file} on this machine differ from {other}"
         )
-    return right, mine
+        if sentence and not PRESETS[spec.precision].rounds_activations:
+            raise ArtefactError(
+                f"{sentence}; nothing was written: export in fp32, or report this difference."
+            )
+        if sentence:
+            warnings.warn(
+                f"{sentence}; the artefact is written, and its check with {file} fails here: give a "
+                "precision with more bits.",
+                FailingCheckWarning,
+                stacklevel=2,
+            )
+    return right, answers[GRAPH]
 
 
 def _refuse_another_model(answers: AnyReference, exact: AnyReference, name: str) -> None:
@@ -314,7 +325,9 @@ def chained_segments(rule: MemoryRule, *, whole: bool = False, counts: Sequence[
     return np.array(lengths)
 
 
-def _refuse_difference(spec: Spec, mine: list[np.ndarray], theirs: list[np.ndarray], *, what: str) -> None:
+def _refuse_difference(
+    spec: Spec, mine: list[np.ndarray], theirs: list[np.ndarray], *, file: str, what: str
+) -> None:
     """Raises an error if answers are not numbers, or differ by more than the tolerance of the spec."""
     kind = "log-probabilities" if spec.language_model else "outputs"
     unit = " nats" if spec.language_model else ""
@@ -328,7 +341,7 @@ def _refuse_difference(spec: Spec, mine: list[np.ndarray], theirs: list[np.ndarr
         worst = float(apart(one, other).max(initial=0))
         if not worst <= spec.tolerance:
             raise ArtefactError(
-                f"the exported graph differs from PyTorch by {worst:.3g}{unit} over {what}, more than "
+                f"{file} differs from PyTorch by {worst:.3g}{unit} over {what}, more than "
                 f"{spec.tolerance:g}; nothing was written: check that the weights are finite and come from a "
                 "trained model, or report this difference."
             )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -29,12 +29,14 @@ from runtimes.contract.sampling import Sampler, write_sampling
 from runtimes.contract.session import Session
 from runtimes.contract.spec import GRAPH, SPEC, Spec, Target, save_spec
 from runtimes.contract.vocabulary import Vocab, save_vocab
+from runtimes.sessions.graph import GraphSession
 from runtimes.sessions.onnx_runtime import OrtSession
 from xl_export.artefact.pack import pack
 from xl_export.artefact.quality import measure, measure_step
 from xl_export.artefact.validate import (
     ROWS,
     AnyReference,
+    Graphs,
     answers_of,
     check_lowered,
     validate,
@@ -42,8 +44,9 @@ from xl_export.artefact.validate import (
 from xl_export.graph import genai
 from xl_export.graph.ops import save_graph, save_model
 
-# Writes the graphs of a spec with their weights to a folder, and returns a session over the step graph.
-WriteGraphs = Callable[[Spec, Path], OrtSession]
+# Writes the graphs of a spec with their weights to a folder. Returns a session over each graph by its file
+# name, or None for a graph that this machine cannot run.
+WriteGraphs = Callable[[Spec, Path], Mapping[str, GraphSession | None]]
 
 
 def precisions_for(
@@ -118,18 +121,21 @@ def write_artefact(
 ) -> None:
     """Writes the artefact of a spec to the folder `out`, atomically.
 
-    original: the model in PyTorch, which graphs are compared with. vocab: None of a step that is no language
-    model. tokens: those on which a lower precision is measured; None measures nothing. sources: files and
-    folders that must not be replaced. sampler: the artefact's defaults; None writes none. Raises UserError if
-    the graphs do not compute what PyTorch computes.
+    original: the model in PyTorch; every graph that runs on this machine is compared with it. vocab: None of
+    a step that is no language model. tokens: those on which a lower precision is measured; None measures
+    nothing. sources: files and folders that must not be replaced. sampler: the artefact's defaults; None
+    writes none. Raises UserError if the graphs do not compute what PyTorch computes.
     """
     with atomic_folder(out, force=force, marker=SPEC, sources=sources) as folder:
         unpacked = dataclasses.replace(spec, storage="external")  # weights move into the graph afterwards
+        graphs = write_graphs(unpacked, folder)
+        measured = None
         if spec.lossy:
-            reference, measured = _write_lowered(unpacked, folder, write_graphs, original, tokens)
-            spec = dataclasses.replace(spec, measured=measured)
+            reference, measured = _compare_lowered(_here(graphs), folder, write_graphs, original, tokens)
         else:
-            reference = validate(write_graphs(unpacked, folder), original)
+            reference = validate(_here(graphs), original)
+        not_compared = tuple(file for file, session in graphs.items() if session is None)
+        spec = dataclasses.replace(spec, measured=measured, not_compared=not_compared)
         if vocab is not None and isinstance(reference, Reference):
             if spec.storage != "external":
                 spec = pack(spec, vocab, folder, reference)
@@ -144,32 +150,40 @@ def write_artefact(
             write_sampling(folder, sampler)
 
 
+def _here(graphs: Mapping[str, GraphSession | None]) -> Graphs:
+    """The sessions over the graphs that run on this machine."""
+    return {file: session for file, session in graphs.items() if session}
+
+
 def _in_fp32(spec: Spec) -> Spec:
     """The spec of the same artefact in fp32, for ONNX Runtime."""
     target = "onnxruntime" if spec.target == "tensorrt" else spec.target
     return dataclasses.replace(spec, target=target, precision="fp32", memory_precision="fp32").completed()
 
 
-def _write_lowered(
-    spec: Spec, folder: Path, write_graphs: WriteGraphs, original: Session, tokens: np.ndarray | None
+def _compare_lowered(
+    graphs: Graphs, folder: Path, write_graphs: WriteGraphs, original: Session, tokens: np.ndarray | None
 ) -> tuple[AnyReference, Measured | MeasuredStep | None]:
-    """Writes graphs in a lower precision; returns their reference, and what the precision costs.
+    """Compares the graphs of a lower precision in a folder; returns their reference, and what the precision
+    costs.
 
-    The same artefact is first written in fp32 to a temporary folder. That one is compared with PyTorch, and
-    the lower precision is measured against it: of a language model on tokens, if there are any, and of any
-    other step on the inputs of the reference.
+    The same graphs are first written in fp32 to a temporary folder. Those are compared with PyTorch, and the
+    lower precision of `step.onnx` is measured against them: of a language model on tokens, if there are any,
+    and of any other step on the inputs of the reference.
     """
+    low = graphs[GRAPH]
+    spec = low.spec
     with tempfile.TemporaryDirectory() as name:
         folders = folder, Path(name)
-        exact = write_graphs(_in_fp32(spec), Path(name))
-        reference = validate(exact, original)
-        low = write_graphs(spec, folder)
+        in_fp32 = _here(write_graphs(_in_fp32(spec), Path(name)))
+        reference = validate(in_fp32, original)
+        exact = in_fp32[GRAPH]
         stored = None
         if spec.answers == "stored-weights":
             stored = _over_stored_weights(exact, Path(name), folder)
         elif isinstance(reference, Reference) and spec.answers == "memory-in-bytes":
             reference = _with_memory_in_bytes(original, reference)
-        right, answers = check_lowered(low, stored, reference)
+        right, answers = check_lowered(graphs, stored, reference)
         if isinstance(answers, StepReference) and isinstance(reference, StepReference):
             return right, measure_step(low, exact, answers, reference, folders=folders)
         return right, None if tokens is None else measure(low, exact, tokens, folders=folders)
@@ -191,7 +205,7 @@ def _with_memory_in_bytes(original: Session, reference: Reference) -> AnyReferen
     return answers_of(naive, reference, "PyTorch's answers with int8 memory")
 
 
-def _over_stored_weights(exact: OrtSession, folder: Path, lowered: Path) -> OrtSession:
+def _over_stored_weights(exact: GraphSession, folder: Path, lowered: Path) -> OrtSession:
     """Returns a session in fp32 over the weights that the graph in the folder `lowered` stores.
 
     exact: the session of the same model in fp32, whose graph is in `folder`.
@@ -221,9 +235,10 @@ def refuse_if_too_large(spec: Spec) -> None:
     # PyTorch holds the keys and values of one segment and of the one before it.
     keys_and_values = 2 * ROWS * model.layers * rule.slots * width
     tables = model.layers * (rule.position_rows + rule.slots) * width
-    # The weights exist twice, as tensors and in the graph. Scores and logits exist in several copies at once.
+    # The weights exist three times: as tensors, in the step graph and in the fused graph. Scores and logits
+    # exist in several copies at once.
     num_bytes = (
-        8 * model.parameters
+        12 * model.parameters
         + 2 * ROWS * spec.bytes_per_stream
         + 4 * (4 * scores + 4 * logits + 2 * keys_and_values + tables)
     )

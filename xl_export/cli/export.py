@@ -193,10 +193,11 @@ def export_command(
 ) -> None:
     """Export RUN to an artefact, a folder that needs no PyTorch.
 
-    The artefact runs with only NumPy and ONNX Runtime. Before the folder appears, its graph is compared with
-    PyTorch at several shapes and over a stream of many segments that is much longer than the memory. Options
-    that are not given have the values with which the run was evaluated. The exit code is 1 if the artefact
-    is written and its check fails on this machine.
+    The artefact runs with only NumPy and ONNX Runtime. Before the folder appears, its graphs are compared
+    with PyTorch at several shapes and over a stream of many segments that is much longer than the memory. A
+    graph that this machine cannot run is not compared, and the output names it. Options that are not given
+    have the values with which the run was evaluated. The exit code is 1 if the artefact is written and its
+    check fails on this machine.
     """
     if run.is_file():
         raise UserError(
@@ -262,6 +263,11 @@ def export_command(
     elif spec.lossy:
         name = named(spec.precision, stored) + (f" ({per_stream(*stream)})" if stored != "fp32" else "")
         lines.append(f"{name} is not measured, because {run} kept no test text; give one with --text FILE")
+    if spec.not_compared:
+        lines.append(
+            f"{', '.join(spec.not_compared)}: not compared with PyTorch, because this machine cannot run it; "
+            "run `xl-export check` on one that can"
+        )
     model = None
     if triton and report.passed:
         model = (write_session if session else write_model)(out, triton, force=force)
@@ -278,6 +284,7 @@ def export_command(
         "bytes_per_stream": spec.bytes_per_stream,
         "measured": None if spec.measured is None else to_json(spec.measured),
         "concern": spec.concern,
+        "not_compared": list(spec.not_compared),
         "check": report.to_json(),
         "triton": str(model) if model else None,
     }

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,12 +20,15 @@ from runtimes import UserError, check, open_session
 from runtimes.contract.reference import load_reference
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import load_spec
+from runtimes.sessions import fused_cpu
+from tests import host_gpu
 from tests.commands import refused, xl
 from tests.nightly import every
 from tests.sealing import identity
 from xl_export.artefact.export import export
 from xl_export.cli.main import main
 from xl_export.graph import step, visibility
+from xl_export.graph.fused_cpu import FusedStepGraph
 
 
 def test_check_replays_the_reference_past_three_rings_with_a_restart(artefacts: dict[str, Path]) -> None:
@@ -42,9 +48,66 @@ def test_a_graph_that_computes_something_else_is_never_written(
 ) -> None:
     table = step.position_table
     monkeypatch.setattr(step, "position_table", lambda *which: np.roll(table(*which), 1, axis=2))
-    with pytest.raises(UserError, match=r"the exported graph differs from PyTorch by .* nats"):
+    with pytest.raises(UserError, match=r"^step.onnx differs from PyTorch by .* nats"):
         export(run, tmp_path / "artefact")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def operator(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The fused operator is built on this machine."""
+    if shutil.which("g++") is None:
+        pytest.skip("there is no g++ here to build the operator with")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    fused_cpu.build()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@pytest.mark.parametrize(
+    ("file", "written_by", "attention"),
+    [
+        ("fused.onnx", "xl_export.graph.fused_cpu.FusedStepGraph", None),
+        ("cuda.onnx", "xl_export.graph.cuda.CudaStepGraph", "plugin"),
+    ],
+)
+def test_every_graph_that_runs_here_is_compared(
+    file: str,
+    written_by: str,
+    attention: Any,
+    precision: Any,
+    make_run: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    operator: None,
+) -> None:
+    """The node for `cuda` computes on the CPU here, and no quantised weight hides what is wrong."""
+
+    class ForgetsTheOldest(FusedStepGraph):
+        def attributes(self, *group: Any, **columns: int) -> dict[str, int | float]:
+            found = super().attributes(*group, **columns)
+            return found | {"mem_len": found["mem_len"] - 1}
+
+    run = make_run(head_dim=8)
+    host_gpu.install(monkeypatch)
+    monkeypatch.setattr("xl_export.graph.cuda.CudaStepGraph", FusedStepGraph)
+    whole = export(run, tmp_path / "whole", attention=attention, precision=precision)
+    assert file in load_spec(whole).files
+    assert load_spec(whole).not_compared == ()
+    monkeypatch.setattr(written_by, ForgetsTheOldest)
+    with pytest.raises(UserError, match=f"^{file} differs from PyTorch by"):
+        export(run, tmp_path / "wrong", attention=attention, precision=precision)
+    assert list(tmp_path.iterdir()) == [whole]
+
+
+def test_a_graph_that_cannot_run_here_is_named(make_run: Callable[..., Path], tmp_path: Path) -> None:
+    run, artefact = make_run(head_dim=8), tmp_path / "artefact"
+    result = xl("export", run, "--out", artefact, "--attention-as", "node")
+    assert "fused.onnx, cuda.onnx: not compared with PyTorch" in result.stdout
+    assert load_spec(artefact).not_compared == ("fused.onnx", "cuda.onnx")
+    assert "unchecked   fused.onnx, cuda.onnx: " in xl("info", artefact).stdout
+    for options in ({"memory": "shift"}, {"storage": "single-file"}):
+        export(run, artefact, force=True, **options)
+        assert "not_compared" not in json.loads((artefact / "spec.json").read_text())
 
 
 def test_validation_sees_an_error_that_only_a_wrapped_ring_has(

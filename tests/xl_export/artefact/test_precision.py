@@ -113,7 +113,7 @@ def test_an_export_whose_check_fails_says_so(
     assert "differ from the stored weights in fp32 by at most" in result.stdout
     assert result.stderr == ""
     with pytest.warns(
-        FailingCheckWarning, match=r"^in int8 the answers of this machine differ .* fails here"
+        FailingCheckWarning, match=r"^in int8 the answers of step.onnx on this machine differ .* fails here"
     ):
         export(run, tmp_path / "int8", precision="int8", force=True)
     rows = quantise._scaled_rows

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from runtimes import open_session
 from runtimes.contract.rule import MemoryRule
+from runtimes.contract.spec import GRAPH
 from runtimes.contract.tensors import FORMS, Form
 from tests.architectures import ARCHITECTURES
 from tests.nightly import matrix
@@ -98,7 +99,7 @@ def test_every_architecture_equals_pytorch_in_float64(
     expected = exact_answers(run, stream, CUT, padding=9)
     loaded = load_run(run)
     spec = make_spec(loaded, loaded.config.evaluation, form, "onnxruntime", "fp32", "fp32")
-    session = write_graphs(spec, tmp_path, loaded, "plugin")
+    session = write_graphs(spec, tmp_path, loaded, "plugin")[GRAPH]
     memory = session.start(2)
     memory.positions[1] = -9
     answer, _ = feed(session, stream, CUT, memory)

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from runtimes.contract.precision import PRESETS, QUANTISED, MemoryPrecision, Precision
+from runtimes.contract.spec import GRAPH
 from runtimes.contract.tensors import Form
 from tests.architectures import ARCHITECTURES
 from tests.nightly import matrix
@@ -88,7 +89,7 @@ def test_a_preset_computes_what_its_rounded_weights_do(
     spec = make_spec(run, run.config.evaluation, form, "onnxruntime", precision, memory)
     if precision == "int8-stored":  # then only matrices are stored in bytes, which `rounded` rounds exactly
         monkeypatch.setattr(quantise, "SMALL", 1 << 30)
-    answer = answers_with_padding(write_graphs(spec, tmp_path, run, "plugin"), tokens)
+    answer = answers_with_padding(write_graphs(spec, tmp_path, run, "plugin")[GRAPH], tokens)
     difference = np.abs(answer - truth(kind, precision))
     if precision in QUANTISED:
         sensitivity = np.abs(truth(kind, "int4") - exact).mean()

@@ -141,11 +141,11 @@ def test_quantised_answers_of_another_model_are_refused() -> None:
             answers = [log_probs[:, ::-1] if x is None else log_probs + x for x in (of_stored, of_lowered)]
             patch.setattr(validate, "replay", lambda *_, left=answers: (left.pop(0), reference.last))
             if of_stored and of_lowered:
-                found, _ = validate.check_lowered(session, session, reference)
+                found, _ = validate.check_lowered({GRAPH: session}, session, reference)
                 assert (found.log_probs == log_probs + of_stored).all()
             else:
                 with pytest.raises(ArtefactError, match="as another model's would"):
-                    validate.check_lowered(session, session, reference)
+                    validate.check_lowered({GRAPH: session}, session, reference)
 
 
 @pytest.mark.parametrize("wrong", [2.0, np.nan])
@@ -158,4 +158,4 @@ def test_outputs_of_another_step_are_refused(wrong: float, monkeypatch: pytest.M
     session: Any = SimpleNamespace(spec=SimpleNamespace(**facts))
     monkeypatch.setattr(validate, "replay_step", lambda *_: right | {"second": right["second"] * wrong})
     with pytest.raises(ArtefactError, match="as another step's would"):
-        validate.check_lowered(session, None, reference)
+        validate.check_lowered({GRAPH: session}, None, reference)

@@ -14,7 +14,7 @@ from runtimes import check
 from runtimes.base.errors import UserError
 from runtimes.cli.info import info_command
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.spec import load_spec
+from runtimes.contract.spec import GRAPH, load_spec
 from runtimes.contract.tensors import AnyForm
 from tests.xl_export.tracing import modules
 from tests.xl_export.tracing.modules import RULE, VOCAB
@@ -257,6 +257,6 @@ def test_a_traced_graph_is_compared_where_positions_are_unusual(
         step = ModuleStep(kind().eval())
         vocab = VOCAB if step.language_model else None
         sessions.append(ModuleSession(step, vocab, module_spec(step, vocab, RULE, None)))
-    validate(sessions[1], sessions[0])
+    validate({GRAPH: sessions[1]}, sessions[0])
     with pytest.raises(UserError, match=message):
-        validate(sessions[2], sessions[0])
+        validate({GRAPH: sessions[2]}, sessions[0])
