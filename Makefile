@@ -12,7 +12,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 DEMO_READY = $(VENV)/.ready-demo
 READY = $(VENV)/.ready
 
-.PHONY: demo test test-slow test-arm test-triton test-cuda test-ray test-clients test-peers soak mutants lint docs setup clean
+.PHONY: demo test test-slow test-arm test-triton test-cuda test-bindings test-ray test-clients test-peers soak mutants lint docs setup clean
 
 demo: $(DEMO_READY)
 	$(BIN)/xl-export demo --train --out demo --force
@@ -52,6 +52,13 @@ test-cuda: $(READY)
 	ls -d $(CURDIR)/$(VENV)/lib/python3*/site-packages > build/cuda/main.pth && cp build/cuda/main.pth build/cuda/lib/python3*/site-packages/
 	build/cuda/bin/python -m pip install --quiet --disable-pip-version-check --no-deps onnxruntime-gpu==1.31.1
 	build/cuda/bin/python -m pytest tests/cuda -m slow -n 0
+
+# the plugin and every name of TensorRT that is used, with the oldest bindings that pyproject.toml allows; what it installs (5 MB and NumPy) stays in build/bindings
+test-bindings: $(READY)
+	test -x build/bindings/bin/python || $(BIN)/python -m venv build/bindings
+	ls -d $(CURDIR)/$(VENV)/lib/python3*/site-packages > build/bindings/main.pth && cp build/bindings/main.pth build/bindings/lib/python3*/site-packages/
+	build/bindings/bin/python -m pip install --quiet --disable-pip-version-check --no-deps tensorrt-cu13-bindings==10.15.1.29 'numpy<2.4'
+	build/bindings/bin/python -m pytest tests/xl_export/tensorrt/test_bindings.py tests/xl_export/tensorrt/test_plugin.py -m 'slow or not slow' -n 0
 
 # Ray Data and Ray Serve, in an environment of their own; what it installs (690 MB) stays in build/ray
 test-ray: $(READY)

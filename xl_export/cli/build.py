@@ -117,7 +117,7 @@ class Sizes(click.ParamType):
     "--timing-cache",
     type=click.Path(path_type=Path),
     help="A file of measured kernels that makes later builds quicker. It is created, or extended. It needs "
-    "--flavour tensorrt.",
+    "--flavour tensorrt and --attention native.",
 )
 @triton_option
 @force_option

@@ -142,7 +142,7 @@ def start_tensorrt(spec: Spec, options: BuildOptions) -> tuple[Any, Any, Gpu | N
         from xl_export.tensorrt.plugin import refuse_unfit, register_plugins
 
         assert cuda is not None, "the plugin is not for engines built ahead of time"
-        refuse_unfit(spec, cuda.gpu)
+        refuse_unfit(spec, cuda.gpu, version=trt.__version__)
         register_plugins(cuda.gpu, multiprocessors=cuda.multiprocessors)
     return trt, log, gpu
 

@@ -79,6 +79,13 @@ class BuildOptions:
                 "--attention plugin embeds a kernel for one kind of GPU, and --hardware is ampere-plus; "
                 "leave --hardware out, or give --attention native."
             )
+        if self.attention == "plugin" and self.timing_cache is not None:
+            # TensorRT names a tactic there by an id, which NVIDIA's template for plugins in Python leaves
+            # empty: the number of a tactic from another release or GPU would be used again.
+            raise ConfigError(
+                "--timing-cache does not tell the kernels of --attention plugin apart between releases and "
+                "GPUs; leave --timing-cache out, or give --attention native."
+            )
 
     def profiles(self, rule: MemoryRule) -> tuple[Profile, Profile]:
         """The profile for segments and the one for single tokens; raises ConfigError if sizes do not rise

@@ -17,7 +17,9 @@ from importlib import import_module
 from types import GenericAlias
 from typing import Any
 
-from runtimes.base.errors import ConfigError, needs
+import numpy as np
+
+from runtimes.base.errors import ConfigError, MissingPackageError, needs
 from runtimes.contract.engine import Gpu
 from runtimes.contract.spec import Spec
 from xl_export.tensorrt.kernels.compile import (
@@ -39,14 +41,18 @@ from xl_export.tensorrt.kernels.compile import (
 from xl_export.tensorrt.kernels.timing import Choice
 from xl_export.tensorrt.operator import DOMAIN, JOIN, SIGNATURES, Attributes, Signature
 
+# The first TensorRT that reads the attributes of a plugin with NumPy 2.4, which converts only arrays without
+# axes to numbers (`tensorrt/plugin/_lib.py`).
+READS_NUMPY_2_4 = (11, 2)
 INTEGER_INPUTS = ("first", "slot")
 # The kernels of the build that runs, by the sizes of an attention at the usual shape of a profile.
 _chosen: dict[tuple[Any, ...], Choice] = {}
 JOIN_INPUTS = ("query", "mixed", "level")
 
 
-def refuse_unfit(spec: Spec, gpu: Gpu) -> None:
-    """Raises UserError if the Triton kernels cannot be compiled for this model and this GPU.
+def refuse_unfit(spec: Spec, gpu: Gpu, *, version: str) -> None:
+    """Raises UserError if the Triton kernels cannot be compiled for this model and this GPU, or TensorRT of
+    this version cannot call the plugin.
 
     Call it before the build, because errors of functions that TensorRT calls do not reach the user.
     """
@@ -60,8 +66,19 @@ def refuse_unfit(spec: Spec, gpu: Gpu) -> None:
             f"{gpu.name} has compute capability {gpu.compute_capability}, for which the Triton kernels "
             "cannot be compiled; give --attention native."
         )
+    if _release(version) < READS_NUMPY_2_4 and _release(np.__version__) >= (2, 4):
+        raise MissingPackageError(
+            f"--attention plugin needs NumPy older than 2.4 with TensorRT {version}, and {np.__version__} is "
+            "installed; run `pip install 'numpy<2.4'`, or update TensorRT to "
+            f"{'.'.join(map(str, READS_NUMPY_2_4))}."
+        )
     with needs("tensorrt", "triton"):
         import triton  # noqa: F401
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """The first two numbers of a version."""
+    return tuple(int(part) for part in version.split(".")[:2])
 
 
 def register_plugins(gpu: Gpu, *, multiprocessors: int) -> None:

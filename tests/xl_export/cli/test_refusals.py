@@ -218,6 +218,7 @@ BUILD = [
     ("build {shift} --out out --timing-cache /nowhere/cache", "/nowhere/cache could not be written"),
     ("build {shift} --out out --timing-cache /", "--timing-cache is /, which is a folder"),
     ("build {shift} --out out --attention plugin --hardware ampere-plus", "embeds a kernel"),
+    ("build {shift} --out out --attention plugin --timing-cache c", "--timing-cache … --attention native"),
     ("build {shift} --out out --attention plugin --token-batch 1:2:4", "takes one size"),
     ("build {ring} --out out --flavour rtx --compute-capability 8.6", "across its end … --target tensorrt"),
     *((f"{RTX} {options}", words) for options, words in (

@@ -35,6 +35,7 @@ STUBS = {  # library: the functions that the bindings link to
     ),
     "nvinfer_plugin": ("initLibNvInferPlugins",),
 }
+MAJORS = (10, 11)  # versions of TensorRT; `make test-bindings` has the oldest bindings that are allowed
 LAYOUTS = {  # code that makes `trt` in each layout
     "front": "import sys\nimport tensorrt as trt\n",
     "single": "import sys, tensorrt_bindings\nsys.modules['tensorrt'] = trt = tensorrt_bindings\n",
@@ -65,9 +66,10 @@ def make_stubs(folder: Path) -> Path:
     for name, functions in STUBS.items():
         source = folder / f"{name}.c"
         source.write_text("".join(f"void *{function}(void) {{ return 0; }}\n" for function in functions))
-        library = folder / f"lib{name}.so.11"
-        command = ["gcc", "-shared", "-fPIC", f"-Wl,-soname,{library.name}", "-o", str(library), str(source)]
-        subprocess.run(command, check=True, timeout=280)
+        for major in MAJORS:
+            library = folder / f"lib{name}.so.{major}"
+            command = ["gcc", "-shared", "-fPIC", f"-Wl,-soname,{library.name}", "-o", library, source]
+            subprocess.run(command, check=True, timeout=280)
     return folder
 
 

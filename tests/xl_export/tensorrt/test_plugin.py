@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 import pytest
 
-from runtimes.base.errors import ConfigError
+from runtimes.base.errors import ConfigError, MissingPackageError
 from runtimes.contract.engine import Gpu
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import load_spec
@@ -36,6 +36,7 @@ SIZES = {"B": 2, "H": 2, "T": 17, "J": 49, "M": 32, "K": 24, "R": 33, "N": 5}
 RULE = MemoryRule(mem_len=32, segment=17)
 UNDIVIDED = programs(SIZES["B"], SIZES["H"], SIZES["T"])
 GPU = {"multiprocessors": 4}  # as in the worker
+GPU_OF_8_7 = Gpu(name="A GPU", compute_capability="8.7")
 
 
 @pytest.fixture(
@@ -184,9 +185,31 @@ def test_what_tensorrt_receives_computes_the_naive_operator(
 
 def test_models_that_the_kernel_lacks_are_refused_early(artefacts: dict[str, Path]) -> None:
     spec = load_spec(artefacts["shift"])
-    refuse_unfit(spec, Gpu(name="A GPU", compute_capability="8.7"))
+    refuse_unfit(spec, GPU_OF_8_7, version="11.4.0.106")
     with pytest.raises(ConfigError, match=r"Old has compute capability 6\.1.* give --attention native"):
-        refuse_unfit(spec, Gpu(name="Old", compute_capability="6.1"))
+        refuse_unfit(spec, Gpu(name="Old", compute_capability="6.1"), version="11.4.0.106")
     wide = dataclasses.replace(spec, model=dataclasses.replace(spec.model, head_dim=192))
     with pytest.raises(ConfigError, match="heads are 192 wide"):
-        refuse_unfit(wide, Gpu(name="A GPU", compute_capability="8.7"))
+        refuse_unfit(wide, GPU_OF_8_7, version="11.4.0.106")
+
+
+@pytest.mark.parametrize(
+    ("version", "numpy", "fits"),
+    [
+        ("10.15.1.29", "2.4.0", False),
+        ("11.1.0.106", "2.10.1", False),
+        ("11.1.0.106", "2.3.5", True),
+        ("11.2.1.2", "2.4.6", True),
+    ],
+)
+def test_a_numpy_that_tensorrts_plugins_cannot_use_is_refused_early(
+    version: str, numpy: str, fits: bool, artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = load_spec(artefacts["shift"])
+    monkeypatch.setattr(np, "__version__", numpy)
+    if fits:
+        return refuse_unfit(spec, GPU_OF_8_7, version=version)
+    with pytest.raises(
+        MissingPackageError, match=rf"TensorRT {version}, and {numpy} is installed; .*numpy<2"
+    ):
+        refuse_unfit(spec, GPU_OF_8_7, version=version)
