@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -16,7 +16,7 @@ from runtimes.base.records import to_json
 from runtimes.base.startup import load_onnxruntime
 from runtimes.cli.options import json_option, show
 from runtimes.contract.device import Kind
-from runtimes.contract.engine import Flavour
+from runtimes.contract.engine import Flavour, Gpu
 from runtimes.sessions import fused_cpu
 from runtimes.sessions.ort_gpu.driver import ask_driver
 from runtimes.sessions.ort_gpu.providers import PROVIDERS, fault_of_both
@@ -34,8 +34,9 @@ def devices_command(as_json: bool) -> None:
     """List what this machine can compute on.
 
     For each device that --device takes there is one line: what computes, or why the device cannot be used and
-    what to install. A device that is listed as usable has its packages, its libraries and a driver; whether
-    its answers are right is tested when an artefact is opened, and by `xl-export check`.
+    what to install. A device that is listed as usable has its packages, its libraries, a driver, and code for
+    a GPU of this machine; whether its answers are right is tested when an artefact is opened, and by
+    `xl-export check`.
     """
     found = list_devices()
     said = hints()
@@ -104,7 +105,8 @@ def _provider(kind: Kind) -> str:
     provider = PROVIDERS[kind]
     if fault := provider.fault(ort):
         raise MissingPackageError(f"{fault}.")
-    return f"{provider.words} of ONNX Runtime {ort.__version__} on {_gpus()}."
+    gpus = [gpu for gpu in ask_driver().gpus if not provider.without_code(ort, gpu)]
+    return f"{provider.words} of ONNX Runtime {ort.__version__} on {_named(gpus)}."
 
 
 def _engines(flavour: Flavour) -> str:
@@ -119,7 +121,11 @@ def _engines(flavour: Flavour) -> str:
 
 
 def _gpus() -> str:
-    return ", ".join(f"{gpu.name} ({gpu.compute_capability})" for gpu in ask_driver().gpus)
+    return _named(ask_driver().gpus)
+
+
+def _named(gpus: Iterable[Gpu]) -> str:
+    return ", ".join(f"{gpu.name} ({gpu.compute_capability})" for gpu in gpus)
 
 
 def _torch(kind: Kind) -> str:

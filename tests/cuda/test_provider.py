@@ -6,6 +6,7 @@ checked.
 
 from __future__ import annotations
 
+import platform
 from collections import Counter
 from pathlib import Path
 
@@ -14,6 +15,8 @@ import pytest
 
 from runtimes import open_session
 from runtimes.sessions.ort_gpu.loading import OF_SHAPES
+from runtimes.sessions.ort_gpu.machine_code import codes_of
+from runtimes.sessions.ort_gpu.providers import PROVIDERS
 from tests.cuda.counts import CASES, DOCUMENT, LAYERS, TF32, Counts, count_all, make_run, table, written
 from tests.cuda.stubs import load_all
 
@@ -26,9 +29,23 @@ pytestmark = [
 ]
 
 
+DEVICES = (Path(__file__).parents[2] / "docs" / "guides" / "devices.md").read_text()
+
+
 @pytest.fixture(scope="module")
 def counts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Counts]:
     return count_all(tmp_path_factory.mktemp("counts"))
+
+
+def test_the_guide_names_the_gpus_that_the_provider_has_code_for() -> None:
+    """One column for each architecture of CPUs; the wheel of this one is read."""
+    codes = codes_of(PROVIDERS["cuda"].file(onnxruntime))
+    _, _, rows = DEVICES.partition("| compute capability | GPUs | x86-64 | aarch64 |\n|---|---|---|---|\n")
+    column = 2 + (platform.machine() == "aarch64")
+    for row in rows.partition("\n\n")[0].splitlines():
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        served = [any(code.runs_on(round(10 * float(gpu))) for code in codes) for gpu in cells[0].split(", ")]
+        assert served == [cells[column] == "yes"] * len(served), row
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -12,13 +12,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from runtimes.base.errors import ConfigError, MissingPackageError, first_line, install
 from runtimes.contract.device import Device, Kind
 from runtimes.contract.spec import Spec
 from runtimes.sessions.ort_gpu.driver import ask_driver
+from runtimes.sessions.ort_gpu.machine_code import codes_of
 from runtimes.sessions.ort_gpu.stream import Stream
+
+if TYPE_CHECKING:
+    from runtimes.contract.engine import Gpu
 
 MOST_ROWS = 16  # of engines that ONNX Runtime builds
 INSTALL_GPU = "`pip uninstall -y onnxruntime onnxruntime-gpu`, and then " + install("gpu")
@@ -73,8 +77,19 @@ class Provider(ABC):
         if fault := _fault_of_driver(ort):
             return fault
         self.preload(ort)
-        if missing := _unloadable(Path(ort.__file__).parent / "capi" / self.library):
+        if missing := _unloadable(self.file(ort)):
             return f"{missing}; {self.install(missing)}"
+        faults = [self.without_code(ort, gpu) for gpu in ask_driver().gpus]
+        return faults[0] if faults and all(faults) else None
+
+    def file(self, ort: Any) -> Path:
+        """Its library."""
+        return Path(ort.__file__).parent / "capi" / self.library
+
+    def without_code(self, ort: Any, gpu: Gpu) -> str | None:
+        """Why a GPU cannot run this provider's kernels, and what to do, as parts of one sentence; None if it
+        can, or if its library does not tell.
+        """
         return None
 
     def preload(self, ort: Any) -> None:
@@ -112,6 +127,9 @@ class Provider(ABC):
         if device.index and device.index >= (count := len(ask_driver().gpus)) > 0:
             counted = f"this machine has {count} GPU{'s' * (count != 1)}, which are counted from 0"
             raise MissingPackageError(self._sentence(device, f"{counted}; give a smaller number"))
+        for gpu in ask_driver().gpus[device.index : device.index + 1]:
+            if fault := self.without_code(ort, gpu):
+                raise MissingPackageError(self._sentence(device, fault))
 
     def not_started(self, ort: Any, device: Device) -> MissingPackageError:
         """The error for a provider that ONNX Runtime left out of a session, with the reason."""
@@ -136,6 +154,17 @@ class CudaProvider(Provider):
     def options(self, spec: Spec, device: Device) -> dict[str, str]:
         # Off by default: TensorFloat-32 rounds factors to 10 bits, which misses the tolerance of fp32 by far.
         return {"device_id": str(device.index), "use_tf32": str(int(device.tf32))}
+
+    def without_code(self, ort: Any, gpu: Gpu) -> str | None:
+        codes = codes_of(self.file(ort))
+        if not codes or any(code.runs_on(gpu.capability) for code in codes):
+            return None
+        *others, last = dict.fromkeys(f"{code.capability / 10:.1f}" for code in codes)
+        served = f"{', '.join(others)} and {last}" if others else last
+        return (
+            f"{gpu.name} has compute capability {gpu.compute_capability}, and onnxruntime {ort.__version__} "
+            f"has code for {served} only; build an engine with `xl-export build`, or onnxruntime for this GPU"
+        )
 
     def stream(self, device: Device) -> Stream | None:
         return Stream(device.index)

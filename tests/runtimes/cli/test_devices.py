@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,22 +15,24 @@ from runtimes.cli.devices import DeviceReport, hints, list_devices
 from runtimes.contract.device import OF_ARTEFACTS
 from runtimes.sessions.ort_gpu import providers
 from runtimes.sessions.ort_gpu.driver import DriverFacts
+from runtimes.sessions.ort_gpu.machine_code import Code
 from tests import fake_gpu
+from tests.cuda_library import write_library
 
 ABSENT = DriverFacts(fault="no NVIDIA driver is installed (libcuda.so.1 cannot be loaded)")
 WITH_GPU = DriverFacts(gpus=(fake_gpu.GPU,), cuda=(13, 0))
 
 
 def described(
-    monkeypatch: pytest.MonkeyPatch, driver: DriverFacts, *packages: str
+    monkeypatch: pytest.MonkeyPatch, driver: DriverFacts, *packages: str, at: Path = Path("/nowhere")
 ) -> dict[str, DeviceReport]:
-    """The devices of artefacts, for a driver and an onnxruntime with these providers."""
+    """The devices of artefacts, for a driver and an onnxruntime with these providers, installed in `at`."""
     for module in (devices, providers):
         monkeypatch.setattr(module, "ask_driver", lambda: driver)
     monkeypatch.setattr(devices, "_torch", lambda kind: "PyTorch")  # its import takes seconds
     ort = SimpleNamespace(
         __version__="1.31.1",
-        __file__="/nowhere/onnxruntime/__init__.py",
+        __file__=str(at / "onnxruntime/__init__.py"),
         cuda_version="13.0",
         get_available_providers=lambda: [*packages, "CPUExecutionProvider"],
     )
@@ -75,6 +78,27 @@ def test_what_can_be_used_is_named_with_its_gpu(monkeypatch: pytest.MonkeyPatch)
     assert found["cuda"].sentence == "CUDA of ONNX Runtime 1.31.1 on Fake RTX (8.9)."
     assert found["cpu"].usable
     assert "takes no plugins" in found["ort-tensorrt-rtx"].sentence
+
+
+def test_a_gpu_for_which_the_provider_has_no_code_is_not_usable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(providers, "_unloadable", lambda _: None)
+    file = providers.PROVIDERS["cuda"].file(SimpleNamespace(__file__=tmp_path / "onnxruntime/__init__.py"))
+    file.parent.mkdir(parents=True)
+    write_library(file, [Code(89, ptx=False, specific=False), Code(90, ptx=False, specific=True)])
+    orin = dataclasses.replace(fake_gpu.GPU, name="Orin", compute_capability="8.7")
+    for gpus, usable in (((orin,), False), ((orin, fake_gpu.GPU), True)):
+        driver = DriverFacts(gpus=gpus, cuda=(13, 0))
+        found = described(monkeypatch, driver, "CUDAExecutionProvider", at=tmp_path)["cuda"]
+        assert found.usable == usable
+        if usable:
+            assert found.sentence.endswith("on Fake RTX (8.9).")
+        else:
+            assert (
+                "Orin has compute capability 8.7, and onnxruntime 1.31.1 has code for 8.9 and 9.0 only; "
+                in (found.sentence)
+            )
 
 
 def test_a_failed_registration_of_the_plugin_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

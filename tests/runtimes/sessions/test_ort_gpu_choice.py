@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,17 @@ import pytest
 from runtimes import Memory, open_session
 from runtimes.base import progress
 from runtimes.base.errors import ArtefactError, ConfigError, MissingPackageError
+from runtimes.contract.device import Device
+from runtimes.contract.engine import Gpu
 from runtimes.sessions.onnx_runtime import OrtSession
 from runtimes.sessions.ort_gpu import providers
 from runtimes.sessions.ort_gpu.driver import DriverFacts
 from runtimes.sessions.ort_gpu.loading import elsewhere, of_shapes_elsewhere
+from runtimes.sessions.ort_gpu.machine_code import Code
 from runtimes.sessions.ort_gpu.session import OrtGpuSession
 from runtimes.sessions.ort_gpu.stream import Stream
 from tests import host_gpu
+from tests.cuda_library import write_library
 
 ABSENT = DriverFacts(fault="no NVIDIA driver is installed (libcuda.so.1 cannot be loaded)")
 
@@ -115,6 +120,33 @@ def test_an_old_driver_or_a_missing_gpu_is_named(
     monkeypatch.setattr(providers, "ask_driver", lambda: gpu)
     with pytest.raises(MissingPackageError, match="this machine has 1 GPU, which are counted from 0"):
         open_session(artefacts["ring"], device="cuda:1")
+
+
+def test_a_gpu_without_code_is_named_by_auto_and_refused(
+    artefacts: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With two GPUs of which the first cannot be used, its number decides."""
+    ort = pytest.importorskip("onnxruntime")
+    library = write_library(tmp_path / "library.so", [Code(86, ptx=False, specific=False)])
+    gpus = [Gpu(name="B200", compute_capability="10.0"), Gpu(name="A10", compute_capability="8.6")]
+    monkeypatch.setattr(providers.CudaProvider, "file", lambda self, ort: library)
+    monkeypatch.setattr(providers, "_unloadable", lambda _: None)
+    monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider"])
+    monkeypatch.setattr(progress, "_said", set())
+    fault = "B200 has compute capability 10.0, and onnxruntime .* has code for 8.6 only"
+    for found in (gpus[:1], gpus):
+        driver = DriverFacts(gpus=tuple(found), cuda=(13, 0))
+        monkeypatch.setattr(providers, "ask_driver", lambda driver=driver: driver)
+        with pytest.raises(MissingPackageError, match=f"device is cuda and .*{fault}"):
+            open_session(artefacts["ring"], device="cuda")
+        assert isinstance(open_session(artefacts["ring"], threads=1), OrtSession)
+        assert re.match(f"computing on the CPU, because .*{fault}", capsys.readouterr().err)
+    provider = providers.PROVIDERS["cuda"]
+    provider.refuse_missing(ort, Device("cuda", 1))
+    assert provider.fault(ort) is None
 
 
 def host_gpu_of_one() -> DriverFacts:
