@@ -44,8 +44,9 @@ def test_the_guide_names_the_gpus_that_the_provider_has_code_for() -> None:
     column = 2 + (platform.machine() == "aarch64")
     for row in rows.partition("\n\n")[0].splitlines():
         cells = [cell.strip() for cell in row.strip("|").split("|")]
-        served = [any(code.runs_on(round(10 * float(gpu))) for code in codes) for gpu in cells[0].split(", ")]
-        assert served == [cells[column] == "yes"] * len(served), row
+        for gpu in cells[0].split(", ") if cells[column] != "–" else ():  # there is no such machine
+            served = any(code.runs_on(round(10 * float(gpu))) for code in codes)
+            assert cells[column] == ("yes" if served else "no"), row
 
 
 @pytest.mark.parametrize("name", CASES)

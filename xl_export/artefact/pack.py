@@ -70,7 +70,8 @@ def pack(spec: Spec, vocab: Vocab, folder: Path, reference: Reference) -> Spec:
         with atomic_file(folder / GRAPH) as temporary:
             ir.save(model, temporary, format="protobuf")
     (folder / WEIGHTS).unlink(missing_ok=True)
-    refuse_other_answers(OrtSession(spec, vocab, folder / spec.graph_file), whole, reference)
+    packed = OrtSession(spec, vocab, folder / spec.graph_file)
+    refuse_other_answers(packed, whole, reference, option=f"--{spec.storage}")
     if spec.measured is None:
         return spec
     num_bytes = (folder / spec.graph_file).stat().st_size

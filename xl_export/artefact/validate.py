@@ -247,13 +247,14 @@ def _refuse_another_model(answers: AnyReference, exact: AnyReference, name: str)
         )
 
 
-def refuse_other_answers(packed: OrtSession, whole: OrtSession, reference: Reference) -> None:
-    """Raises ArtefactError if a graph in another file does not reproduce its answers within the tolerances of
-    `check`.
+def refuse_other_answers(
+    written: GraphSession, original: GraphSession, reference: AnyReference, *, option: str
+) -> None:
+    """Raises ArtefactError if a graph that was written again does not reproduce its answers within the
+    tolerances of `check`. option: the one for which it was written.
     """
-    mine, right = (answers_of(x, reference, f"answers of {x.spec.graph_file}") for x in (packed, whole))
-    option = f"--{packed.spec.storage}"
-    sentence = _beyond_tolerances(packed.spec, mine, right, f"with {option} the graph differs from itself")
+    mine, right = (answers_of(x, reference, f"answers for {option}") for x in (written, original))
+    sentence = _beyond_tolerances(written.spec, mine, right, f"with {option} the graph differs from itself")
     if sentence:
         raise ArtefactError(
             f"{sentence}; nothing was written: leave out {option}, or report this difference."

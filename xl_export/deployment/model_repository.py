@@ -20,11 +20,15 @@ import onnx_ir as ir
 from runtimes.base.errors import ConfigError
 from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.contract.engine import NAMES
+from runtimes.contract.reference import load_reference, load_step_reference
 from runtimes.contract.spec import GRAPH, SPEC, Spec, load_language_model, load_spec, refuse_unless_one_onnx
 from runtimes.contract.vocabulary import VOCAB_FILES
+from runtimes.sessions.onnx_runtime import OrtSession
+from xl_export.artefact.validate import refuse_other_answers
 from xl_export.deployment import server_model
 from xl_export.deployment.server_config import CONFIG, SEQUENCES, server_config, session_config
 from xl_export.deployment.server_graph import SequenceGraph, sequence_graph
+from xl_export.deployment.server_session import SequenceSession
 from xl_export.graph.ops import save_model
 from xl_export.tensorrt.options import BuildOptions
 
@@ -64,9 +68,8 @@ def write_model(artefact: Path, repository: Path, *, force: bool = False) -> Pat
     spec = load_spec(artefact)
     most = 1 if "rows" in spec.without else ROWS
     with atomic_folder(out, force=force, marker=CONFIG, sources=[artefact]) as folder:
-        graph = read_sequence_graph(artefact, spec)
         (folder / MODEL).parent.mkdir()
-        save_model(graph.model, (folder / MODEL).parent, name=(folder / MODEL).name)
+        graph = write_sequence_graph(artefact, spec, folder / MODEL)
         config = server_config(graph, name=out.name, backend="onnxruntime", most_rows=most)
         _finish(folder, artefact, spec, config)
     return out
@@ -113,10 +116,9 @@ def write_engine(artefact: Path, repository: Path, options: BuildOptions, *, nam
     profiles = options.profiles(spec.rule)
     trt, log, _ = start_tensorrt(spec, options)
     with atomic_folder(out, force=force, marker=CONFIG, sources=[artefact]) as folder:
-        graph = read_sequence_graph(artefact, spec)
         (folder / ENGINE).parent.mkdir()
         with tempfile.TemporaryDirectory() as written:
-            save_model(graph.model, Path(written))
+            graph = write_sequence_graph(artefact, spec, Path(written) / GRAPH)
             parsed = parse(trt, log, Path(written), attention=options.attention, name=NAMES[options.flavour])
             plan = serialize(trt, log, parsed, spec, profiles, options, inputs=graph.all_inputs)
         (folder / ENGINE).write_bytes(plan)
@@ -126,6 +128,20 @@ def write_engine(artefact: Path, repository: Path, options: BuildOptions, *, nam
         )
         _finish(folder, artefact, spec, config)
     return out
+
+
+def write_sequence_graph(artefact: Path, spec: Spec, file: Path) -> SequenceGraph:
+    """Writes the step graph of an artefact as a graph for the server.
+
+    It is fed as the server feeds it; raises ArtefactError unless its answers are those of the artefact's.
+    """
+    graph = read_sequence_graph(artefact, spec)
+    save_model(graph.model, file.parent, name=file.name)
+    session = OrtSession.open(artefact, kernel="standard")
+    written = SequenceSession(spec, session.vocab if spec.language_model else None, graph, file)
+    load = load_reference if spec.language_model else load_step_reference
+    refuse_other_answers(written, session, load(artefact, spec), option="--triton")
+    return graph
 
 
 def read_sequence_graph(artefact: Path, spec: Spec) -> SequenceGraph:

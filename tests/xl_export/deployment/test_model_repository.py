@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 from runtimes import Memory, Session, open_session
 from runtimes.base.errors import ConfigError, UserError
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.spec import load_spec
+from runtimes.contract.spec import Spec, load_spec
 from tests.architectures import ARCHITECTURES
 from tests.commands import xl
 from tests.steps import observed
@@ -24,9 +25,10 @@ from trainer.run.checkpoint import load_run
 from xl_export import trace
 from xl_export.artefact.export import export, make_spec
 from xl_export.artefact.write import finite_arrays
+from xl_export.deployment import model_repository
 from xl_export.deployment.model_repository import read_sequence_graph, write_model
 from xl_export.deployment.server_config import CONFIG
-from xl_export.deployment.server_graph import READ, WRITTEN, sequence_graph
+from xl_export.deployment.server_graph import READ, WRITTEN, SequenceGraph, sequence_graph
 from xl_export.graph.step import StepGraph
 
 # What each client sends: the lengths of its requests. The streams begin at different times.
@@ -105,6 +107,23 @@ def test_the_server_gives_the_answers_of_the_session(
     with pytest.raises(Exception, match=r"Reshape node.*cannot be reshaped"):
         server.infer([(7, False, too_long)])
     onnx.checker.check_model(str(folder / "1" / "model.onnx"))
+
+
+def test_a_graph_for_the_server_that_computes_something_else_is_never_written(
+    artefacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def keys_for_values(model: ir.Model, spec: Spec) -> SequenceGraph:
+        made = sequence_graph(model, spec)
+        keys, values = (
+            x for x in made.model.graph.outputs if str(x.name).startswith(f"{WRITTEN}key_values.0000")
+        )
+        keys.name, values.name = values.name, keys.name
+        return made
+
+    monkeypatch.setattr(model_repository, "sequence_graph", keys_for_values)
+    with pytest.raises(UserError, match="with --triton the graph differs from itself"):
+        write_model(artefacts["ring"], tmp_path / "repository")
+    assert not list((tmp_path / "repository").iterdir())
 
 
 @pytest.mark.slow
