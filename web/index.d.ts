@@ -147,6 +147,7 @@ export interface ScoreOptions {
 export interface Scores {
   tokens: number[];
   unit: "bits" | "nats";
+  /** NaN for a first token; 9999 nats, and never infinity, for one that cannot occur. */
   surprisals: Float64Array;
 }
 

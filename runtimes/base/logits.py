@@ -6,6 +6,16 @@ import math
 
 import numpy as np
 
+# What answers say of a token that the model deems impossible, in nats. JSON has no word for -inf, and null
+# would pass for a value that is not known. OpenAI's servers and vLLM answer the same number.
+IMPOSSIBLE = -9999.0
+
+
+def clamped(log_probs: np.ndarray) -> np.ndarray:
+    """Log-probabilities as all answers report and add them up: none is below IMPOSSIBLE. NaN stays NaN."""
+    reported: np.ndarray = np.maximum(log_probs, IMPOSSIBLE)
+    return reported
+
 
 def log_probability(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """log p(target) in nats [B, T], from logits [B, T, V] and token ids [B, T]; 0 where the target is -1."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from runtimes.base.errors import UserError, fields_as_options
 from runtimes.base.files import atomic_file, refuse_replacing, refuse_unwritable
+from runtimes.base.logits import IMPOSSIBLE
 from runtimes.base.progress import Progress
 from runtimes.cli.options import (
     device_option,
@@ -220,6 +221,9 @@ def _result(score: Score, vocab: Vocab, text: ReadText) -> tuple[dict[str, Any],
     if unknown is not None:
         document["unknown_share"] = unknown
         lines.append(_line("unknown words", f"{unknown:.2%} of the tokens scored"))
+    if score.impossible:
+        counted = f"{score.impossible:,} tokens, each counted as {-IMPOSSIBLE:,.0f} nats"
+        lines.append(_line("impossible", counted))
     speed = f"{score.tokens:,} tokens in {score.seconds:.2f} s: {score.tokens_per_second:,.0f} tokens/s"
     rule = f"memory {score.rule.mem_len}, segment {score.segment}, {_feeding(score)}"
     return document, [*lines, _line("speed", speed), _line("settings", rule)]

@@ -47,7 +47,8 @@ def beam_search(
     length_penalty: float = 1.0,
     memory: Memory | None = None,
 ) -> list[Continuation]:
-    """The best `beams` continuations of a prompt that the search has found, best first.
+    """The best `beams` continuations of a prompt that the search has found, best first; fewer if the model
+    deems all others impossible.
 
     At each step every hypothesis is extended by every token, and the `beams` most probable ones that have not
     ended go on. The search is over when `beams` have ended and no other one can become better, or after
@@ -90,6 +91,8 @@ def beam_search(
             elif token != end and len(rows) < beams:
                 rows.append(row)
                 tokens.append(token)
+        if not rows:  # the model deems it impossible that any hypothesis goes on
+            break
         sums = totals[np.array(rows, np.int64) * logits.shape[1] + tokens]
         alive = [[*alive[row], token] for row, token in zip(rows, tokens, strict=True)]
         if len(found) >= beams:
@@ -143,11 +146,13 @@ def best_of(
 
 
 def _best(totals: np.ndarray, count: int) -> np.ndarray:
-    """The places of the `count` largest numbers [N], largest first, and of equals the first."""
+    """The places of the `count` largest numbers [N], largest first, and of equals the first; fewer if the
+    others are -inf.
+    """
     if not np.isfinite(totals.max()):
         raise UserError(NOT_FINITE)
-    kept = np.arange(len(totals))
-    if count < len(totals):
+    kept = np.flatnonzero(totals > -np.inf)
+    if count < len(kept):
         kept = np.flatnonzero(totals >= np.partition(totals, -count)[-count])
     return kept[np.argsort(-totals[kept], kind="stable")][:count]
 

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from runtimes.base.errors import StreamError, TextError
+from runtimes.base.logits import clamped
 from runtimes.base.machine import memory_bytes
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
-from runtimes.tasks.evaluate import not_finite
+from runtimes.tasks.evaluate import not_a_number
 from runtimes.tasks.sweep import refuse_if_too_large
 
 MAX_ROWS = 64  # windows side by side; more are hardly faster
@@ -52,7 +53,7 @@ def context_losses(
 
     Windows are rows of a batch and are fed from position 0 in pieces. The short piece comes first, so that
     under the `full` mask, too, the last token sees as much as it may. Raises DivergedError for a model whose
-    losses are not finite.
+    losses are not numbers.
     """
     step_bytes = session.step_bytes(segment=session.rule.segment)
     rows = min(MAX_ROWS, max(1, memory_bytes() // (4 * step_bytes)))  # a quarter of this machine's memory
@@ -67,9 +68,8 @@ def context_losses(
         nats[at : at + rows], memory = _last_losses(
             session, windows, np.asarray(tokens[batch], np.int64), memory
         )
-    if (wrong := np.flatnonzero(~np.isfinite(nats))).size:
-        at = positions[wrong[0]]
-        raise not_finite(session, -nats[wrong[0]], tokens[at], f"token {at:,} of the text")
+    if (wrong := np.flatnonzero(np.isnan(nats))).size:
+        raise not_a_number(session, f"token {positions[wrong[0]]:,} of the text")
     return nats
 
 
@@ -87,4 +87,4 @@ def _last_losses(
         piece = slice(at, at + ((context - at) % segment or segment))
         log_probs, memory = session.score(windows[:, piece], targets[:, piece], memory)
         at = piece.stop
-    return -log_probs[:, -1], memory
+    return -clamped(log_probs[:, -1]), memory

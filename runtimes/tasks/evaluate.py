@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from runtimes.base.errors import DivergedError, StreamError, TextError
+from runtimes.base.logits import IMPOSSIBLE, clamped
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
 
@@ -34,6 +35,13 @@ class Score:
     """[N - 1]: the loss of each token after the first, in order."""
 
     @property
+    def impossible(self) -> int:
+        """How many of the tokens the model deems impossible. Each counts as -IMPOSSIBLE nats, so that the
+        total is a number.
+        """
+        return int((self.token_nats >= -IMPOSSIBLE).sum())
+
+    @property
     def nats_per_token(self) -> float:
         return self.nats / self.tokens
 
@@ -53,6 +61,7 @@ class Score:
         """The figures, and every setting that they depend on."""
         return {
             "tokens": self.tokens,
+            "impossible": self.impossible,
             "nats": self.nats,
             "nats_per_token": self.nats_per_token,
             "bits_per_token": self.bits_per_token,
@@ -84,7 +93,7 @@ def evaluate(
     maximum. The last segment may be shorter. carry_memory: False starts every segment with empty
     memory. progress: called after every step with the number of tokens predicted so far. Raises TextError for
     fewer than two tokens, StreamError for lanes or segments that do not fit, DivergedError as soon as the
-    loss of a token is not finite.
+    loss of a token is not a number. An impossible token has the loss -IMPOSSIBLE.
     """
     tokens, segment, starts = checked_lanes(session, tokens, lanes=lanes, segment=segment)
     began = time.perf_counter()
@@ -160,25 +169,19 @@ def nats_of_lanes(
         if not carry_memory:
             memory.positions[:] = 0
         log_probs, memory = session.score(inputs_BN[:, piece], targets_BN[:, piece], memory)
-        nats_BN[:, piece] = -log_probs
-        if not np.isfinite(log_probs).all():
-            lane, column = np.argwhere(~np.isfinite(nats_BN))[0]
-            where = f"token {starts[lane] + column + 1:,} of the text"
-            raise not_finite(session, -nats_BN[lane, column], targets_BN[lane, column], where)
+        nats_BN[:, piece] = -clamped(log_probs)
+        if np.isnan(log_probs).any():
+            lane, column = np.argwhere(np.isnan(nats_BN))[0]
+            raise not_a_number(session, f"token {starts[lane] + column + 1:,} of the text")
         progress(min(piece.stop * lanes, starts[-1] - before))
     token_nats: np.ndarray = nats_BN[targets_BN >= 0]
     return token_nats
 
 
-def not_finite(session: Session, log_prob: float, token: int, where: str) -> DivergedError:
-    """The error for a log-probability that is a NaN, or minus infinity for a token of probability zero."""
-    begin = f"the model {session.identity:.12} gives {where}"
-    if np.isnan(log_prob):
-        return DivergedError(
-            f"{begin} a log-probability that is not a number; its training has diverged or its weights are "
-            "damaged: take an earlier checkpoint, or train, import or export it again."
-        )
+def not_a_number(session: Session, where: str) -> DivergedError:
+    """The error for a log-probability that is NaN."""
     return DivergedError(
-        f"{begin} (id {token}) the probability zero, whose logarithm is infinite; leave that token out, or "
-        "take a model whose logits are finite."
+        f"the model {session.identity:.12} gives {where} a log-probability that is not a number; its "
+        "training has diverged or its weights are damaged: take an earlier checkpoint, or train, import or "
+        "export it again."
     )

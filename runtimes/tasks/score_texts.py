@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 
 from runtimes.base.errors import UserError
+from runtimes.base.logits import clamped
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
 from runtimes.contract.tensors import row_bytes
-from runtimes.tasks.evaluate import not_finite
+from runtimes.tasks.evaluate import not_a_number
 from runtimes.tasks.text_rows import Context, Reader, Row, TextToScore, tokens_around
 
 WINDOW = 1 << 16  # tokens
@@ -41,7 +42,7 @@ class TextScore:
     id: Any
     """From the input; by default `number`."""
     log_prob: float
-    """In nats, the sum over the predicted tokens."""
+    """In nats, the sum over the predicted tokens. An impossible token counts as `IMPOSSIBLE`."""
     tokens: int
     """How many tokens were predicted."""
     unknown: int
@@ -89,7 +90,7 @@ def score_texts(
     An error in a text is raised after the scores of all texts before it.
 
     Raises UserError if the vocabulary lacks the token of `bos` or `eos`, TextError for a text that the
-    vocabulary cannot hold, DivergedError for a log-probability that is not finite.
+    vocabulary cannot hold, DivergedError for a log-probability that is not a number.
     """
     if isinstance(texts, str | bytes | TextToScore):
         raise UserError(f"texts is one text ({texts!r:.40}); give a list of texts, such as [text].")
@@ -105,11 +106,9 @@ def score_texts(
 def _score_windows(reader: Reader, scorer: _Scorer, *, keep: bool) -> Iterator[TextScore]:
     while True:
         rows, error = reader.next_window()
-        for row, log_probs in zip(rows, scorer.log_probs(rows), strict=True):
-            if not np.isfinite(log_probs).all():
-                at = int(np.flatnonzero(~np.isfinite(log_probs))[0])
-                where = f"token {at + 1} to predict of {row.place}"
-                raise not_finite(scorer.session, log_probs[at], row.targets[at], where)
+        for row, log_probs in zip(rows, map(clamped, scorer.log_probs(rows)), strict=True):
+            if (wrong := np.flatnonzero(np.isnan(log_probs))).size:
+                raise not_a_number(scorer.session, f"token {wrong[0] + 1} to predict of {row.place}")
             yield TextScore(
                 number=row.number,
                 id=row.number if row.source.id is None else row.source.id,

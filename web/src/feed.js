@@ -4,6 +4,7 @@ import { logSumExp } from "./text/sampler.js";
 
 const FIRST = 16; // tokens of the first segment of a long text, from which its speed is known
 const LONGEST = 40; // milliseconds of a segment, so that a signal is heard in time
+const IMPOSSIBLE = 9999; // nats, as in Python (runtimes/base/logits.py)
 const PAUSE_AFTER = 12; // milliseconds of work, so that a page stays responsive
 
 /**
@@ -72,7 +73,8 @@ function turn() {
 }
 
 /**
- * The surprisals of tokens in nats; not a number for a token before which nothing is known.
+ * The surprisals of tokens in nats; not a number for a token before which nothing is known. A token that the
+ * model deems impossible has `IMPOSSIBLE`, which JSON can hold, and a sum.
  * @param {import("./stepper.js").Stepper} stepper @param {number[]} tokens
  * @param {import("./memory.js").Memory} memory of one stream, which has seen the tokens afterwards
  * @param {{signal?: AbortSignal, onProgress?: (fed: number, total: number) => void}} options
@@ -94,7 +96,7 @@ export async function surprisals(stepper, tokens, memory, { signal, onProgress }
       onProgress?.(from + length, tokens.length);
     },
   });
-  return nats;
+  return nats.map((value) => Math.min(value, IMPOSSIBLE)); // NaN stays NaN
 }
 
 /**

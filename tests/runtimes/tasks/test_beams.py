@@ -89,6 +89,23 @@ def test_beams_are_those_of_the_definition(beams: int, end: int | None, penalty:
         assert [each.score for each in found] == pytest.approx([score for _, score in wanted])
 
 
+@pytest.mark.parametrize("end", [None, 3])
+def test_an_impossible_continuation_is_never_listed(end: int | None) -> None:
+    """The model can only write a row of zeros, and end it."""
+    session = pairs(end)
+    session.table[:, :, 1:3] = -np.inf  # type: ignore[attr-defined]
+    found = beam_search(session, [1, 2, 0], beams=9, max_tokens=2)
+    ids = [[0, 0], [0, 3], [3]] if end else [[0, 0], [0, 3], [3, 0], [3, 3]]
+    assert sorted(each.ids for each in found) == ids
+    assert np.isfinite([each.score for each in found]).all()
+
+
+def test_a_search_is_over_when_nothing_can_go_on() -> None:
+    session = pairs(3)
+    session.table[:, :, :3] = -np.inf  # type: ignore[attr-defined]
+    assert [each.ids for each in beam_search(session, [1, 2, 0], beams=2, max_tokens=4)] == [[3]]
+
+
 def test_forked_memory_gives_each_beam_its_own_score(session: Session) -> None:
     found = beam_search(session, PROMPT, beams=3, max_tokens=10)
     assert len({tuple(each.ids) for each in found}) == 3

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from runtimes import Memory, evaluate, open_session
 from runtimes.base.errors import DivergedError
-from runtimes.base.logits import log_probability, log_sum_exp
+from runtimes.base.logits import IMPOSSIBLE, log_probability, log_sum_exp
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.tensors import TensorSpec
 from runtimes.contract.vocabulary import ByteVocab
@@ -125,12 +125,12 @@ def test_a_loss_that_is_nan_is_refused_at_once(session: Broken, lanes: int) -> N
     assert len(session.fed) == 2  # of ten
 
 
-def test_a_token_of_probability_zero_is_named() -> None:
-    with pytest.raises(
-        DivergedError,
-        match=r"^the model follower gives token 18 of the text \(id 9\) the probability zero, [^.]*\.$",
-    ):
-        evaluate(Broken(-math.inf), np.array([*range(9), 0, *range(1, 10)]))
+def test_an_impossible_token_is_counted() -> None:
+    score = evaluate(Broken(-math.inf), np.array([*range(9), 0, *range(1, 10)]))
+    assert score.token_nats[-1] == -IMPOSSIBLE
+    assert (score.impossible, score.to_json()["impossible"]) == (1, 1)
+    assert score.nats == pytest.approx(score.token_nats.sum())
+    assert evaluate(Broken(-math.inf), np.arange(9)).impossible == 0
 
 
 def test_what_is_not_wanted_may_be_anything() -> None:

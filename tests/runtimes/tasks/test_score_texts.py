@@ -205,21 +205,18 @@ def test_what_comes_before_an_error_is_scored_first() -> None:
         next(scores)
 
 
-@pytest.mark.parametrize(("value", "words"), [(np.nan, "not a number"), (-np.inf, "probability zero")])
-def test_scores_that_are_not_finite_name_the_text(value: float, words: str) -> None:
+def test_scores_that_are_not_numbers_name_the_text() -> None:
     class Broken(Counting):
         def step(
             self, tokens: np.ndarray, memory: Memory, *, lengths: np.ndarray | None = None
         ) -> tuple[np.ndarray, Memory]:
             logits, memory = super().step(tokens, memory)
-            logits[tokens == 5, 2] = value
+            logits[tokens == 5, 2] = np.nan
             return logits, memory
 
     scores = score_texts(Broken(), [[1, 2], [5, 1], [1, 5, 2, 3]])
     assert next(scores).tokens == 1
-    if np.isneginf(value):
-        assert next(scores).tokens == 1
-    with pytest.raises(DivergedError, match=rf"of text {3 if np.isneginf(value) else 2} .*{words}"):
+    with pytest.raises(DivergedError, match=r"of text 2 .*not a number"):
         next(scores)
 
 

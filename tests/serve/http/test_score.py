@@ -9,8 +9,11 @@ import pytest
 
 from runtimes.tasks.score_texts import score_texts
 from runtimes.tasks.text_rows import TextToScore
+from tests.conftest import RULE
 from tests.serve.http.conftest import running, sources
 from tests.serve.http.test_clients import comes_true
+from trainer.model.config import VocabularyConfig
+from trainer.run.checkpoint import load_run, save_tensors
 from xl_export.serve.core.admission import Admission, Busy
 
 TEXTS = ["Cut a text where you like.", "A", "The same text has the same score, however long it is.", ""]
@@ -82,6 +85,22 @@ def test_the_states_of_contexts_are_kept_within_their_memory(
         answer = server.post("/v1/completions", body | {"prompt": ["a", "b"]})
         assert len(answer.json()["choices"]) == 4
         assert comes_true(lambda: admission._bytes == 0)
+
+
+@pytest.mark.parametrize("behind", [1, 2])
+def test_what_is_no_number_is_an_error(make_run, behind: int) -> None:
+    """Also if the last piece is a single token, whose log-probability the piece before has computed."""
+    run = make_run(layers=1, vocabulary=VocabularyConfig(tie_weights=False))
+    state = load_run(run).model.state_dict()
+    state["vocabulary.table.0"][5] = 1e30  # the attention of the token overflows, and no other one sees it
+    save_tensors(run / "model.safetensors", state)
+    with running(sources(("run", run))) as server:
+        length = RULE.segment
+        assert server.post("/v1/score", {"texts": [[1] * (length + 1)]}).status_code == 200
+        text = [*[1] * (length - 1), 5, *[1] * behind]
+        answer = server.post("/v1/score", {"texts": [text]})
+        assert answer.status_code == 500
+        assert "not finite" in answer.json()["error"]["message"]
 
 
 def test_more_texts_than_places_in_the_queue_are_scored(served, session) -> None:

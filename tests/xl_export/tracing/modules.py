@@ -160,6 +160,10 @@ class Padded(Base):
         return logits.masked_fill(torch.arange(VOCAB.size) >= PADDING, float("-inf")), after
 
 
+class PaddedRing(Padded, Ring):
+    """The same in a ring, which servers need."""
+
+
 def altered(name: str, change: Callable[..., Result]) -> type[nn.Module]:
     """`Base` whose step gives `change(logits, memory after the step, tokens, memory before it)`."""
 
@@ -572,6 +576,7 @@ class Wide(nn.Module):
 
 TRACED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "padded": (Padded, {"vocab": VOCAB}),  # ids with the logit -inf
+    "padded ring": (PaddedRing, {"vocab": VOCAB}),
     "policy": (Policy, {"without": {"padding"}}),
     "policy of 2 rows": (Policy, {"without": {"padding"}, "rows": 2}),
     "policy of 2 graphs": (Policy, {"without": {"padding"}, "rows": 1, "tokens": (1, T)}),

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from runtimes.base.errors import UserError, first_line
-from runtimes.base.logits import log_sum_exp
+from runtimes.base.logits import clamped, log_sum_exp
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
 from runtimes.contract.vocabulary.base import Decoder
@@ -613,8 +613,11 @@ def take_in(piece: Piece, answer: np.ndarray) -> Fed | None:
         run.known = float(answer[length - 1]) if length < run.prompt_left else None
     run.logits = last
     run.fed += length
-    spoiled = log_probs is not None and np.isnan(log_probs[1:]).any()
-    if spoiled or (last is not None and not np.isfinite(last.max())):
+    if log_probs is not None:
+        if np.isnan(log_probs[1:]).any() or run.known != run.known:  # which only NaN is
+            return None
+        log_probs = clamped(log_probs)
+    if last is not None and not np.isfinite(last.max()):
         return None
     return Fed(count=length, log_probs=log_probs, likeliest=likely)
 
@@ -697,9 +700,9 @@ class RowSampler:
         wanted = self.scored
         if not wanted:
             return {}, {}
-        found = log_probs_of(logits[wanted], np.array([tokens[row] for row in wanted])).tolist()
+        found = clamped(log_probs_of(logits[wanted], np.array([tokens[row] for row in wanted])))
         likely = {row: likeliest(logits[row][None], top) for row, top in self.tops}
-        return dict(zip(wanted, found, strict=True)), likely
+        return dict(zip(wanted, found.tolist(), strict=True)), likely
 
 
 def log_probs_of(logits: np.ndarray, tokens: np.ndarray) -> np.ndarray:
@@ -713,7 +716,7 @@ def likeliest(logits: np.ndarray, count: int) -> Likeliest:
     """The `count` likeliest tokens at N places, from logits [N, V]; of equals the smaller id first."""
     ids = _largest(logits, min(count, logits.shape[1]))
     log_probs = np.take_along_axis(logits, ids, axis=1) - log_sum_exp(logits)[:, None]
-    return Likeliest(ids=ids, log_probs=log_probs.astype(np.float32))
+    return Likeliest(ids=ids, log_probs=clamped(log_probs).astype(np.float32))
 
 
 def _largest(logits: np.ndarray, count: int) -> np.ndarray:

@@ -234,13 +234,6 @@ class Scoring:
         row = self._rows[index]
         # The first token of a stream is what the text is predicted from; it is not scored itself.
         log_probs = np.concatenate([np.zeros(0, np.float32), *self._found[index]])[1:]
-        if not np.isfinite(log_probs).all():
-            raise RefusedError(
-                f"a token of {row.place} has no finite log-probability; its weights are damaged "
-                "or its training diverged.",
-                status=500,
-                code="diverged",
-            )
         document = {
             "index": index,
             "id": row.number if row.source.id is None else row.source.id,
