@@ -27,6 +27,7 @@ from numpy.lib import format as npy_format
 
 from runtimes.base.errors import ArtefactError, UserError, first_line
 from runtimes.base.partial import make_hidden, sweep
+from runtimes.base.records import json_text
 from runtimes.base.text import decode_text, text_pieces
 
 Content = bytes | bytearray | memoryview  # of a file that was read
@@ -103,9 +104,7 @@ def writing(path: Path) -> Iterator[None]:
 def write_json(path: Path, data: Any) -> None:
     """`data` as indented JSON at `path`, atomically."""
     with atomic_file(path) as temporary:
-        temporary.write_text(
-            json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
-        )
+        temporary.write_text(json_text(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 OTHER_KINDS = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import sys
 import types
 import typing
@@ -29,6 +30,22 @@ KINDS: dict[Any, str] = {
 }
 
 type_hints = functools.cache(typing.get_type_hints)  # of a class; working them out takes as long as all else
+
+
+def json_text(value: Any, **options: Any) -> str:
+    """`value` as JSON, with the options of `json.dumps`, which nothing else here calls: without this one it
+    would write NaN and Infinity, which JSON does not have. Raises ValueError for such a number.
+    """
+    return json.dumps(value, allow_nan=False, **options)
+
+
+def finite_or_null(value: Any) -> Any:
+    """`value` for JSON, with None for each figure that is not finite."""
+    if isinstance(value, dict):
+        return {key: finite_or_null(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [finite_or_null(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def from_json(cls: type[Record], data: Any, *, where: str) -> Record:
@@ -132,6 +149,6 @@ def _field_names(kind: Any) -> set[str]:
 def _kind(value: Any) -> str:
     """What was found, in the words of JSON: the number 3, the text 'abc', true, null."""
     if value is None or isinstance(value, bool):
-        return json.dumps(value)
+        return json_text(value)
     kind = "number" if isinstance(value, int | float) else KINDS.get(type(value), "value").split()[-1]
     return f"the {kind} {value!r:.40}"

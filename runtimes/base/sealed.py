@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import numpy as np
 
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.base.files import atomic_file, open_file, read_bytes, read_json, reading, sha256
-from runtimes.base.records import from_json, to_json
+from runtimes.base.records import from_json, json_text, to_json
 
 Record = TypeVar("Record")
 BLOCK = 1 << 23  # bytes that are read at a time
@@ -34,7 +33,7 @@ def write_sealed(path: Path, record: Record) -> Record:
     """
     document = record.to_json() if hasattr(record, "to_json") else to_json(record)
     del document["identity"]
-    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+    text = json_text(document, indent=2, ensure_ascii=False)
     head = text.removesuffix("\n}").encode() + b",\n  "
     content = head + f'"digest": "{hashlib.sha256(head).hexdigest()}"\n}}\n'.encode()
     with atomic_file(path) as temporary:

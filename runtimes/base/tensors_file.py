@@ -19,6 +19,7 @@ import numpy as np
 
 from runtimes.base.errors import ArtefactError, first_line
 from runtimes.base.files import open_file, reading
+from runtimes.base.records import json_text
 
 NPY = b"\x93NUMPY"  # the first bytes of a .npy file
 DTYPES = {"I64": "<i8", "F32": "<f4", "F16": "<f2", "I8": "|i1"}
@@ -46,7 +47,7 @@ def write_tensors(stream: BinaryIO, arrays: Mapping[str, np.ndarray], metadata: 
         }
         digest.update(memoryview(array).cast("B") if array.size else b"")
         at += array.nbytes
-    text = json.dumps({METADATA: {**metadata, SHA256: digest.hexdigest()}, **header}).encode()
+    text = json_text({METADATA: {**metadata, SHA256: digest.hexdigest()}, **header}).encode()
     text += b" " * (-len(text) % LENGTH_BYTES)  # so that the numbers begin at a multiple of 8 bytes
     stream.write(len(text).to_bytes(LENGTH_BYTES, "little") + text)
     for array in stored.values():

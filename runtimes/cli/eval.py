@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import functools
-import json
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -17,6 +16,7 @@ from runtimes.base.errors import UserError, fields_as_options
 from runtimes.base.files import atomic_file, refuse_replacing, refuse_unwritable
 from runtimes.base.logits import IMPOSSIBLE
 from runtimes.base.progress import Progress
+from runtimes.base.records import json_text
 from runtimes.cli.options import (
     device_option,
     folder_argument,
@@ -174,7 +174,7 @@ def write_losses(path: Path, score: Score, tokens: np.ndarray, vocab: Vocab) -> 
     text (what the token adds to the decoded text) and nats. The text is a JSON string, so that no symbol can
     break a line, a cell or a spreadsheet.
     """
-    settings = json.dumps(score.to_json())
+    settings = json_text(score.to_json())
     if path.suffix == ".npz":
         nats = score.token_nats.astype(np.float32)
         targets = np.asarray(tokens[1:], np.int64)
@@ -191,7 +191,7 @@ def write_losses(path: Path, score: Score, tokens: np.ndarray, vocab: Vocab) -> 
         rows = csv.writer(stream, lineterminator="\n")
         rows.writerow(("position", "token", "text", "nats"))
         for position, nats in enumerate(score.token_nats, start=1):
-            text = json.dumps(texts[position], ensure_ascii=False)
+            text = json_text(texts[position], ensure_ascii=False)
             rows.writerow((position, int(tokens[position]), text, f"{nats:.6f}"))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,7 @@ from click.core import ParameterSource
 
 from runtimes.base.errors import UserError, fields_as_options
 from runtimes.base.files import refuse_unwritable
-from runtimes.base.records import to_json
+from runtimes.base.records import json_text, to_json
 from runtimes.cli.group import LongCommand
 from runtimes.cli.lines import FORMATS, Format, read_prompts
 from runtimes.cli.options import device_option, folder_argument, threads_option
@@ -241,7 +240,7 @@ def _print_found(
         return
     for row, (prompt, continuations) in enumerate(zip(prompts, found, strict=True)):
         for rank, each in enumerate(continuations):
-            click.echo(json.dumps({"row": row, "rank": rank, **_given(vocab, prompt), **to_json(each)}))
+            click.echo(json_text({"row": row, "rank": rank, **_given(vocab, prompt), **to_json(each)}))
 
 
 def _print_texts(pieces: Iterable[tuple[int, str]], texts: list[str]) -> None:
@@ -268,7 +267,7 @@ def _print_json(pieces: Iterable[Piece], prompts: Sequence[Prompt], vocab: Vocab
     for piece in pieces:
         texts[piece.row].append(piece.text)
         ids[piece.row].append(piece.token)
-        click.echo(json.dumps({"row": piece.row, "token": piece.token, "text": piece.text}))
+        click.echo(json_text({"row": piece.row, "token": piece.token, "text": piece.text}))
         if piece.ended is not None:
             finished = {
                 "row": piece.row,
@@ -277,7 +276,7 @@ def _print_json(pieces: Iterable[Piece], prompts: Sequence[Prompt], vocab: Vocab
                 "ids": ids[piece.row],
                 "ended": piece.ended,
             }
-            click.echo(json.dumps(finished))
+            click.echo(json_text(finished))
 
 
 def _given(vocab: Vocab, prompt: Prompt) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, Literal, get_args
 
 from runtimes.base.errors import TextError, json_fault
 from runtimes.base.files import open_file, reading
+from runtimes.base.records import json_text
 from runtimes.base.text import byte_lines, text_lines
 from runtimes.contract.id_files import is_id_list
 from runtimes.contract.vocabulary import Vocab
@@ -142,6 +143,13 @@ def to_score(data: Any, place: str) -> TextToScore:
         raise TextError(f"{place} has the field {unknown[0]!r:.80}; expected some of {', '.join(FIELDS)}.")
     text = field_of_text(data, place)
     context = data.get("context")
+    for name in ("id", "group"):  # which are printed again
+        try:
+            json_text(data.get(name), default=str)
+        except ValueError as error:
+            raise TextError(
+                f"{place} has the {name} {data[name]!r:.80}, which JSON cannot hold; give a text or a number."
+            ) from error
     score = data.get("score")
     if score is not None and not _finite(score):
         raise TextError(f"{place} has the score {score!r:.80}; expected a finite number.")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -14,6 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from runtimes.base.machine import available_cpus
+from runtimes.base.records import finite_or_null, json_text
 from runtimes.base.terminal import printable
 from runtimes.contract.device import AUTO, KINDS, Device
 
@@ -76,7 +75,7 @@ def show(document: dict[str, Any], lines: Iterable[str], *, as_json: bool) -> No
     A figure that is not finite becomes null. In a line, what does not print becomes a visible escape.
     """
     if as_json:
-        click.echo(json.dumps(_finite(document), allow_nan=False))
+        click.echo(json_text(finite_or_null(document)))
         return
     for line in lines:
         click.echo(printable(line))
@@ -85,11 +84,3 @@ def show(document: dict[str, Any], lines: Iterable[str], *, as_json: bool) -> No
 def text_as_progress(as_json: bool) -> AbstractContextManager[Any]:
     """A block whose text is progress if the result is printed as JSON: it then goes to standard error."""
     return contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

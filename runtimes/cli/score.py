@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any
 import click
 
 from runtimes.base.progress import Progress
+from runtimes.base.records import json_text
 from runtimes.base.text import byte_lines
 from runtimes.cli.lines import FORMATS, Format, opened, read_texts
 from runtimes.cli.options import device_option, folder_argument, threads_option
@@ -175,12 +175,12 @@ def line_of(result: TextScore | BestText, vocab: Vocab, *, each: bool, as_json: 
     tokens = _tokens(score, vocab) if each else None
     if as_json:
         # An id from Parquet may be a date or a decimal number; it becomes a text.
-        return json.dumps(_document(score, group, tokens), ensure_ascii=False, default=str)
+        return json_text(_document(score, group, tokens), ensure_ascii=False, default=str)
     text = score.source.text
     shown = text.translate(ESCAPES) if isinstance(text, str) else " ".join(map(str, text))
     columns = [f"{score.log_prob:.4f}", str(score.tokens), str(score.unknown), shown]
     if group:
-        name = group.group if isinstance(group.group, str) else json.dumps(group.group, ensure_ascii=False)
+        name = group.group if isinstance(group.group, str) else json_text(group.group, ensure_ascii=False)
         columns = [name.translate(ESCAPES), f"{group.total:.4f}", *columns]
     lines = ["\t".join(columns)]
     lines += [f"\t{token['log_prob']:.4f}\t{token['text'].translate(ESCAPES)}" for token in tokens or ()]

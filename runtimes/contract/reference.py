@@ -8,7 +8,6 @@ step its outputs.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ import numpy as np
 from runtimes.base.errors import ArtefactError
 from runtimes.base.files import atomic_file, read_json
 from runtimes.base.logits import are_log_probs, log_probability, log_sum_exp, output_differences
-from runtimes.base.records import from_json, to_json
+from runtimes.base.records import from_json, json_text, to_json
 from runtimes.base.sealed import read_verified
 from runtimes.contract.session import Session
 from runtimes.contract.spec import ANSWERS, EXPORT_AGAIN, REFERENCE, SPEC, Spec
@@ -162,7 +161,7 @@ def save_reference(folder: Path, reference: Reference | StepReference) -> None:
         inputs = dict(zip(reference.inputs, stored, strict=False))
         outputs = dict(zip(reference.outputs, stored[len(inputs) :], strict=True))
         document = {**fed, "inputs": inputs, "outputs": outputs}
-    lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in document.items()]
+    lines = [f"{json_text(name)}: {json_text(value)}" for name, value in document.items()]
     with atomic_file(folder / REFERENCE) as temporary:
         temporary.write_text("{\n  " + ",\n  ".join(lines) + "\n}\n", encoding="utf-8")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 from runtimes.base.errors import MissingPackageError, TextError
 from runtimes.base.files import read_bytes, read_json
 from runtimes.base.folders import DATA as DATA
+from runtimes.base.records import json_text
 from runtimes.base.text import text_pieces
 from runtimes.contract.id_files import ID_SUFFIXES, documents, open_ids, refuse_outside
 from runtimes.contract.spec import VOCAB
@@ -138,12 +138,12 @@ def side_file(ids: str) -> str:
 
 def vocabulary_sha256(vocab: Vocab) -> str:
     """Hexadecimal SHA-256 of a vocabulary; the order of the keys in its file does not matter."""
-    return hashlib.sha256(json.dumps(vocab.to_json(), sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json_text(vocab.to_json(), sort_keys=True).encode()).hexdigest()
 
 
 def side_bytes(vocab: Vocab) -> bytes:
     """The content of a side file: the SHA-256 of the vocabulary, as JSON."""
-    return (json.dumps({"vocabulary_sha256": vocabulary_sha256(vocab)}) + "\n").encode()
+    return (json_text({"vocabulary_sha256": vocabulary_sha256(vocab)}) + "\n").encode()
 
 
 def unknown_share(vocab: Vocab, tokens: np.ndarray) -> float | None:

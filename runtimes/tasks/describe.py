@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from runtimes.base.records import json_text
 from runtimes.contract.precision import QUANTISED, unmeasured
 from runtimes.contract.promises import PROMISES
 from runtimes.contract.sampling import Sampler
@@ -129,9 +129,9 @@ def detail_lines(facts: dict[str, Any], prefix: str = "") -> Iterator[str]:
         if isinstance(value, dict) and value:
             yield from detail_lines(value, f"{prefix}{name}.")
         elif isinstance(value, list) and value and isinstance(value[0], dict):
-            yield from (f"{prefix}{name} {json.dumps(each)}" for each in value)
+            yield from (f"{prefix}{name} {json_text(each)}" for each in value)
         else:
-            yield f"{prefix}{name} {json.dumps(value)}"
+            yield f"{prefix}{name} {json_text(value)}"
 
 
 def _fused_advice(facts: dict[str, Any]) -> str:

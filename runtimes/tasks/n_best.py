@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtimes.base.errors import UserError
+from runtimes.base.records import json_text
 from runtimes.tasks.score_texts import TextScore
 
 REMEMBERED = 1 << 16  # groups
@@ -77,7 +77,7 @@ def best_of_groups(scores: Iterable[TextScore], *, weight: float) -> Iterator[Be
 def _canonical(group: Any, place: str) -> str:
     """The group as JSON; two groups with the same are one."""
     try:
-        return json.dumps(group, sort_keys=True)
+        return json_text(group, sort_keys=True)
     except (TypeError, ValueError, RecursionError) as error:
         raise UserError(
             f"{place} has the group {group!r:.80}, which cannot be written as JSON; give a text or a number."

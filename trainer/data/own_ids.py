@@ -11,6 +11,7 @@ import numpy as np
 
 from runtimes.base.errors import ArtefactError, ConfigError, TextError
 from runtimes.base.files import read_text
+from runtimes.base.records import json_text
 from runtimes.contract.id_files import (
     CHECKED,
     documents,
@@ -84,7 +85,7 @@ def ids_vocab(size: int | None, *, names: Path | None, end_of_document: int | No
         )
     vocab = IdsVocab(size, names=listed, special=SpecialTokens(end_of_document=end_of_document))
     try:  # what could not be opened later is refused now
-        load_vocab(names or Path("--vocab-size"), json.dumps(vocab.to_json()).encode())
+        load_vocab(names or Path("--vocab-size"), json_text(vocab.to_json()).encode())
     except ArtefactError as error:
         raise ConfigError(str(error)) from error
     return vocab

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
 from runtimes.base.errors import ConfigError, UserError, first_line, needs, of_library
+from runtimes.base.records import json_text
 from runtimes.contract.vocabulary import SubwordVocab
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def _wordpiece(size: int, texts: Texts) -> bytes:
     tokenizer.train_from_iterator(texts(), trainer)
     data = json.loads(tokenizer.to_str())
     data["added_tokens"] = [token for token in data["added_tokens"] if token["content"] in SPECIAL]
-    return _content(Tokenizer.from_str(json.dumps(data)))
+    return _content(Tokenizer.from_str(json_text(data)))
 
 
 def _unigram(size: int, texts: Texts) -> bytes:

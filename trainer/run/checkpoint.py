@@ -22,6 +22,7 @@ from torch import Tensor
 from runtimes.base.errors import ArtefactError, UserError
 from runtimes.base.files import atomic_file, refuse_other_kinds, sha256
 from runtimes.base.folders import refuse_dataset, refuse_no_folder
+from runtimes.base.records import json_text
 from runtimes.contract.sampling import SAMPLING
 from runtimes.contract.spec import SPEC, VOCAB
 from runtimes.contract.tokens import side_file
@@ -137,7 +138,7 @@ def _sort_metadata(path: Path) -> None:
         length = int.from_bytes(stream.read(8), "little")
         header = json.loads(stream.read(length))
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        text = json_text(header, separators=(",", ":"), ensure_ascii=False).encode()
         assert len(text) <= length, (len(text), length)
         stream.seek(8)
         stream.write(text.ljust(length))

@@ -10,7 +10,6 @@ A function that is called collective must be called by all processes of the run 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor
 
 from runtimes.base.errors import ArtefactError, ConfigError, first_line
-from runtimes.base.records import to_json
+from runtimes.base.records import json_text, to_json
 from trainer.run.checkpoint import load_tensors, save_tensors
 from trainer.run.history import MODEL, STATE, Facts, best, read_facts
 from trainer.training.optimizer import optimizer_tensors
@@ -239,7 +238,7 @@ def mend(training: Training, run: Path) -> None:
 
 def _write(folder: Path, tensors: dict[str, Tensor], facts: Facts, model: dict[str, Tensor] | None) -> None:
     """Writes the state, and then the weights for export where these are the best."""
-    save_tensors(folder / STATE, tensors, {"facts": json.dumps(to_json(facts))})
+    save_tensors(folder / STATE, tensors, {"facts": json_text(to_json(facts))})
     if model is not None:
         _write_model(folder, model, facts.step)
 

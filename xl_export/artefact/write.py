@@ -7,7 +7,6 @@ all of this has succeeded.
 from __future__ import annotations
 
 import dataclasses
-import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.base.files import write_json
 from runtimes.base.folders import atomic_folder
 from runtimes.base.machine import refuse_beyond_memory
-from runtimes.base.records import to_json
+from runtimes.base.records import json_text, to_json
 from runtimes.base.sealed import file_facts
 from runtimes.contract.precision import Measured, MeasuredStep, MemoryPrecision, Precision
 from runtimes.contract.reference import Reference, StepReference, save_reference
@@ -266,6 +265,6 @@ def stamp(graph: ir.Model, spec: Spec, vocab: Vocab | None) -> ir.Model:
     if vocab is not None:
         facts["vocabulary"] = vocab.kind
     for name, record in (("model", spec.model), ("rule", spec.rule)):
-        facts[name] = json.dumps(to_json(record), sort_keys=True)
+        facts[name] = json_text(to_json(record), sort_keys=True)
     graph.metadata_props.update({f"xl_export.{name}": text for name, text in facts.items()})
     return graph

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import sys
 import tempfile
@@ -16,7 +15,7 @@ import click
 
 from runtimes.base.errors import UserError, needs
 from runtimes.base.files import write_json
-from runtimes.base.records import to_json
+from runtimes.base.records import json_text, to_json
 from runtimes.base.startup import prepare_training
 from runtimes.cli.group import LongCommand
 from runtimes.cli.options import json_option, show, text_as_progress, warn_of_too_many
@@ -164,7 +163,7 @@ def train_command(
         _refuse_two_vocabularies(changes)
         with needs("train", *PACKAGES):
             from trainer.run.config import TrainConfig
-        click.echo(json.dumps(to_json(_changed(TrainConfig.load(show), set_, changes)), indent=2))
+        click.echo(json_text(to_json(_changed(TrainConfig.load(show), set_, changes)), indent=2))
         return
     _refuse_contradictions(config, out, resume_run, force, changes | ({"set": set_} if set_ else {}))
     _refuse_two_vocabularies(changes)

@@ -12,6 +12,7 @@ from typing import Any
 from runtimes.base.errors import UserError
 from runtimes.base.files import atomic_file, read_bytes, read_json, write_json, writing
 from runtimes.base.lock import LOCK, only_writer
+from runtimes.base.records import json_text
 
 PLAN = "plan.json"
 
@@ -33,7 +34,7 @@ class Finished:
             with writing(folder):
                 folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(only_writer(folder, doing="scoring"))
-            _take_over(folder, json.loads(json.dumps(plan | {"blocks": blocks})))
+            _take_over(folder, json.loads(json_text(plan | {"blocks": blocks})))
             self._stack = stack.pop_all()
 
     @property

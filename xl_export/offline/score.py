@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from runtimes.base.files import atomic_file
+from runtimes.base.records import json_text
 from runtimes.cli.lines import Format
 from runtimes.cli.score import Totals, line_of
 from runtimes.tasks.score_texts import score_texts
@@ -56,7 +57,7 @@ class ScoreBlock:
         lines = [
             line_of(totals.count(score), vocab, each=own.each, as_json=own.as_json) + "\n" for score in scores
         ]
-        return (json.dumps(totals.to_json()) + "\n" + "".join(lines)).encode()
+        return (json_text(totals.to_json()) + "\n" + "".join(lines)).encode()
 
 
 def score_corpus(
@@ -88,7 +89,7 @@ def score_corpus(
     }
     with closing(Finished(work, plan, blocks=len(blocks))) as finished:
         missing = finished.missing
-        units = [(number, json.dumps(asdict(blocks[number]))) for number in missing]
+        units = [(number, json_text(asdict(blocks[number]))) for number in missing]
         settings = {
             "model": str(model.resolve()),
             "device": device,

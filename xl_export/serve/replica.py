@@ -23,6 +23,7 @@ import msgspec
 import numpy as np
 
 from runtimes.base.errors import UserError, first_line
+from runtimes.base.records import json_text
 from runtimes.contract.session import Session, is_language_model
 from xl_export.serve.core.admission import EngineSettings
 from xl_export.serve.core.engine import Engine
@@ -270,7 +271,7 @@ class Replica:
         self, operation: Operation, asked: str, state: StreamState, answer: dict[str, Any]
     ) -> dict[str, Any]:
         """The answer, after it was written with the stream."""
-        after = replace(state, note=json.dumps({"asked": asked, "answer": answer}))
+        after = replace(state, note=json_text({"asked": asked, "answer": answer}))
         await asyncio.to_thread(operation.commit, after)
         return answer
 

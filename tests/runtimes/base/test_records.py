@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 
 from runtimes.base.errors import ConfigError
-from runtimes.base.records import from_json, to_json
+from runtimes.base.records import from_json, json_text, to_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +64,12 @@ def test_a_record_goes_to_json_text_and_back() -> None:
     )
     assert json.loads(json.dumps(to_json(record))) == GOOD
     assert from_json(Outer, json.loads(json.dumps(to_json(record))), where="here") == record
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_json_has_no_number_that_is_not_finite(value: float) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        json_text({"rows": [{"score": value}]})
 
 
 def test_absent_keys_have_defaults() -> None:

@@ -172,6 +172,8 @@ def test_n_best_lists_that_are_refused(rows: list, words_of_error: str, words: P
         (b'{"text": "a", "ids": [1]}', "line 2 has both text and ids"),
         (b'{"text": "a", "txt": 1}', "line 2 has the field 'txt'"),
         (b'{"text": "a", "score": NaN}', "line 2 has the score nan"),
+        (b'{"text": "a", "id": NaN}', "line 2 has the id nan"),
+        (b'{"text": "a", "group": [1e999]}', "line 2 has the group [inf]"),
         (b'{"text": "a", "context": 0}', "the context of line 2 is neither"),
         (b'{"text": "\xff"}', "line 2 is not UTF-8 (byte 0xff) but probably Latin-1"),
         (b'{"ids": [99999]}', "line 2 has the token id 99999"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import uuid
 from pathlib import Path
@@ -11,7 +9,7 @@ from typing import Any
 
 from runtimes.base.errors import UserError, first_line, needs
 from runtimes.base.files import atomic_file, read_bytes, writing
-from runtimes.base.records import to_json
+from runtimes.base.records import finite_or_null, json_text, to_json
 from trainer.run.checkpoint import TENSORBOARD, WANDB
 from trainer.run.config import TrainConfig
 from trainer.run.history import METRICS, read_metrics, values_of
@@ -39,12 +37,9 @@ class Journal:
 
         A number that is not finite, such as a gradient norm that fp16 skipped, is written as null.
         """
-        facts = {
-            name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in facts.items()
-        }
+        facts = finite_or_null(facts)
         with writing(self.path), open(self.path, "a", encoding="utf-8") as stream:
-            stream.write(json.dumps({"step": step, **facts}, allow_nan=False) + "\n")
+            stream.write(json_text({"step": step, **facts}) + "\n")
         if self.events is not None:
             for name, value in facts.items():
                 if isinstance(value, str):
@@ -113,8 +108,9 @@ def _wandb_run(run: Path, config: TrainConfig) -> Any:
 
 def _trim(path: Path, step: int) -> float:
     """Removes the lines that were written after the checkpoint; returns the seconds of training before."""
-    lines = [line for line in read_metrics(path) if line["step"] <= step] if path.is_file() else []
+    read = read_metrics(path) if path.is_file() else []
+    lines = [finite_or_null(line) for line in read if line["step"] <= step]
     with atomic_file(path) as temporary:
-        temporary.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        temporary.write_text("".join(json_text(line) + "\n" for line in lines), encoding="utf-8")
     seconds = values_of(lines, "seconds")
     return seconds[-1][1] if seconds else 0.0

@@ -29,6 +29,7 @@ import numpy as np
 from runtimes.base.errors import ArtefactError, UserError
 from runtimes.base.files import atomic_file, open_file, read_bytes, read_json, write_json
 from runtimes.base.files import flush as flush_file
+from runtimes.base.records import json_text
 from runtimes.base.tensors_file import tensors_in_bytes, write_tensors
 from runtimes.contract.session import Session
 from xl_export.serve.core.state import StreamState
@@ -373,7 +374,7 @@ def flush_folder(path: Path) -> None:
 def _line(fed: Appended) -> bytes:
     """What was fed as a line of a journal, without its end."""
     if not isinstance(fed, StepInputs):
-        return json.dumps(fed.tolist(), separators=(",", ":")).encode()
+        return json_text(fed.tolist(), separators=(",", ":")).encode()
     file = io.BytesIO()
     write_tensors(file, fed.arrays, {"tokens": str(fed.tokens)})
     return base64.b64encode(file.getvalue())

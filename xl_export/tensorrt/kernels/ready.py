@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from runtimes.base.files import read_json, write_json
+from runtimes.base.records import json_text
 from xl_export.tensorrt.kernels.cases import CASES, Case
 from xl_export.tensorrt.kernels.compile import JOINS, Kernel, Tactic, Type, compile_kernel, tactics
 from xl_export.tensorrt.kernels.driver import compile_pair
@@ -58,7 +58,7 @@ def ring_source() -> str:
         numbers = [widest, int(dtype == "float16"), RING_WIDTHS[widest], kernel.threads, kernel.shared_bytes]
         lines = [line.strip() for line in re.sub("//.*", "", kernel.ptx).splitlines()]
         text = "\n".join(filter(None, lines))
-        entries.append(f"    {{{', '.join(map(str, numbers))}, {json.dumps(text)}}},\n")
+        entries.append(f"    {{{', '.join(map(str, numbers))}, {json_text(text)}}},\n")
     return _HEADER + "".join(entries) + "};\n"
 
 

@@ -124,5 +124,6 @@ def test_the_record_is_json_whatever_is_written_or_was_there(make_config: Make, 
     )
     journal = Journal(tmp_path, make_config(), step=2)
     assert journal.seconds == 2.5
+    assert lines_of(tmp_path)[1] == {"step": 1, "seconds": None}
     journal.write(3, gradient_norm=float("inf"), loss_nats=1.0)
     assert lines_of(tmp_path)[-1] == {"step": 3, "gradient_norm": None, "loss_nats": 1.0}
