@@ -96,7 +96,8 @@ class Streams:
                 return JSONResponse({"deleted": await self._replica.delete(name)})
             if request.method != "POST" or not name:
                 raise RefusedError(f"there is nothing here; send POST {PATH}NAME.", status=404)
-            answer = await self._replica.answer(name, await read_body(request.stream()))
+            body = await read_body(request.headers, request.stream())
+            answer = await self._replica.answer(name, body)
             return JSONResponse(answer, headers={"x-replica": self._id})
         except (RefusedError, UserError) as error:
             return refusal_of(error).response()

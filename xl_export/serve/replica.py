@@ -13,7 +13,7 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import AsyncIterable, Iterator
+from collections.abc import AsyncIterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,7 +33,14 @@ from xl_export.serve.http.base.bridge import Bridge, Figures, Inbox
 from xl_export.serve.http.base.encoding import encoding, json_steps
 from xl_export.serve.http.base.endpoint import doc
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
-from xl_export.serve.http.base.limits import Limits, decoded, misfit, refuse_outside, too_large
+from xl_export.serve.http.base.limits import (
+    Limits,
+    decoded,
+    misfit,
+    refuse_compressed,
+    refuse_outside,
+    too_large,
+)
 from xl_export.serve.http.base.steps import StepEngine
 from xl_export.serve.http.base.workers import background, finished
 from xl_export.serve.http.openai.plan import SamplingFields, drawing_of
@@ -144,10 +151,11 @@ class StreamRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
         self.seed = self.seed or 0
 
 
-async def read_body(parts: AsyncIterable[bytes]) -> object:
+async def read_body(headers: Mapping[str, str], parts: AsyncIterable[bytes]) -> object:
     """The body of a request as JSON says it; no more of a large one is read than shows that it is too large.
-    Raises RefusedError.
+    Raises RefusedError. headers: of the request, with names in lower case.
     """
+    refuse_compressed(headers)
     content = bytearray()
     async for part in parts:
         content += part

@@ -15,7 +15,7 @@ import pytest
 
 from runtimes import Session, open_session
 from runtimes.contract.spec import SPEC, load_spec
-from tests.serve.http.conftest import Running, running, sources
+from tests.serve.http.conftest import HTTP, Running, running, sources
 from tests.steps import observed
 from xl_export.serve.http import inference
 from xl_export.serve.http.base.limits import Limits
@@ -174,6 +174,50 @@ def test_the_server_describes_itself_and_its_models(server: Running, policy: Pat
     assert [each["name"] for each in document["outputs"]] == ["action", "worth", "features", "best"]
     fixed = dataclasses.replace(load_spec(policy), fixed_rows=1)
     assert inference._tensor(fixed, fixed.inputs[0])["shape"] == [1, fixed.rule.segment, 5]
+
+
+def test_the_only_version_of_a_model_is_1(server: Running, session: Session) -> None:
+    version = "/v2/models/policy/versions/1"
+    metadata = server.get(version).json()
+    assert metadata == server.get("/v2/models/policy").json()
+    assert metadata["versions"] == ["1"]
+    assert server.get(f"{version}/ready").json() == {"name": "policy", "ready": True}
+    inputs = observed(1, 2, 0)
+    ends = {"sequence_id": 1, "sequence_start": True, "sequence_end": True}
+    found = outputs_of(asked(server, listed(inputs), "policy/versions/1", parameters=ends))
+    expected, _ = session.step(inputs, session.start(1))
+    assert all(np.array_equal(found[name], x) for name, x in expected.items())
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v2/models/policy/versions/2", 404),
+        ("POST", "/v2/models/policy/versions/2/infer", 404),
+        ("GET", "/v2/models/other/versions/1", 404),
+        ("GET", "/v2/repository/index", 404),
+        ("GET", "/v2/", 404),
+        ("GET", "/v2/models/policy/infer", 405),
+        ("DELETE", "/v2", 405),
+        ("POST", "/v2/health/live", 405),
+        ("POST", "/v2/models/policy/infer", 415),
+    ],
+)
+def test_an_error_is_a_sentence_wherever_it_comes_from(
+    server: Running, method: str, path: str, status: int
+) -> None:
+    """Triton's client fails while it prints any other one."""
+    headers = {"Content-Encoding": "gzip"} if status == 415 else {}
+    answer = HTTP.request(method, server.at + path, json={}, headers=headers)
+    assert answer.status_code == status
+    assert answer.json().keys() == {"error"}
+    assert answer.json()["error"].endswith(".")
+
+
+def test_strangers_get_a_sentence_too(server: Running) -> None:
+    answer = server.get("/v2/health/live", headers={"Host": "evil.example"})
+    assert answer.status_code == 403
+    assert isinstance(answer.json()["error"], str)
 
 
 def refused_step(**changed: Any) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from dataclasses import replace
 from typing import Any
 
@@ -173,6 +174,22 @@ def test_a_too_large_body_is_refused_unread(served) -> None:
     answer = HTTP.post(served.at + COMPLETIONS, content=parts())
     refused(answer, 413)
     assert answer.headers["connection"] == "close"
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "identity, deflate"])
+@pytest.mark.parametrize(
+    "path", [COMPLETIONS, *(f"/v1/{x}" for x in ("score", "streams", "streams/restore"))]
+)
+def test_a_compressed_body_is_refused_by_the_name_of_its_header(served, path: str, encoding: str) -> None:
+    content = gzip.compress(b'{"prompt": "a"}')
+    answer = served.post(path, content, headers={"Content-Encoding": encoding})
+    refused(answer, 415, f"Content-Encoding: {encoding}")
+    assert answer.headers["accept-encoding"] == "identity"
+
+
+def test_a_body_that_says_that_it_is_not_compressed_is_read(served) -> None:
+    body = {"prompt": "a", "max_tokens": 1}
+    assert served.post(COMPLETIONS, body, headers={"Content-Encoding": "Identity"}).is_success
 
 
 def test_requests_of_other_sites_are_refused(served) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import itertools
 import random
 import threading
@@ -215,8 +216,8 @@ def test_a_too_large_body_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
             read[0] += 4
             yield content[at : at + 4]
 
-    def body(content: bytes) -> object:
-        return in_thread(asyncio.wait_for(replica_module.read_body(parts(content)), 30))
+    def body(content: bytes, **headers: str) -> object:
+        return in_thread(asyncio.wait_for(replica_module.read_body(headers, parts(content)), 30))
 
     assert body(b'{"position": 0}') == {"position": 0}
     for content in (b"{", b"[" * 20, b"\xff"):
@@ -225,6 +226,9 @@ def test_a_too_large_body_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     read[0] = 0
     with pytest.raises(RefusedError, match="larger than 20 bytes"):
         body(bytes(4000))
+    assert read[0] == 24
+    with pytest.raises(RefusedError, match="Content-Encoding: gzip"):
+        body(gzip.compress(b"{}"), **{"content-encoding": "gzip"})
     assert read[0] == 24
 
 

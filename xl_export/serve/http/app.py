@@ -60,7 +60,6 @@ class Application:
         server = self._server
         exchange = Exchange(server, scope, receive, send)
         wanted = _find(exchange)
-        exchange.plain_errors = wanted.plain_errors
         try:
             self._admit(exchange, wanted)
             if wanted.query or wanted.body is not None:

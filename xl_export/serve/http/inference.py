@@ -34,6 +34,7 @@ NAMES = {dtype: name for name, dtype in TYPES.items()}
 HEADER = "inference-header-content-length"
 LONGEST_ID = 128  # characters of the name of a sequence
 MODEL = "/v2/models/{name}"
+VERSION = f"{MODEL}/versions/1"  # of each model the only one
 ENDPOINTS = Endpoints()
 
 
@@ -123,6 +124,7 @@ class ModelMetadata(TypedDict):
     """A model with named inputs."""
 
     name: Annotated[str, doc("The name of the model.")]
+    versions: Annotated[list[str], doc("Its versions: 1.")]
     platform: Annotated[str, doc("What computes it.")]
     inputs: Annotated[list[TensorMetadata], doc("What a step reads.")]
     outputs: Annotated[list[TensorMetadata], doc("What a step returns.")]
@@ -213,14 +215,14 @@ async def live(exchange: Exchange) -> Response:
     return json({"live": True})
 
 
-@ENDPOINTS.add("GET", "/v2", answer=ServerMetadata, plain_errors=True)
+@ENDPOINTS.add("GET", "/v2", answer=ServerMetadata)
 async def server(exchange: Exchange) -> Response:
     """The server and the extensions of the protocol that it knows."""
     extensions = ["binary_tensor_data", "sequence"]
     return json({"name": "xl-export", "version": version("xl-export"), "extensions": extensions})
 
 
-@ENDPOINTS.add("GET", MODEL, answer=ModelMetadata, refused=(400, 404, 503), plain_errors=True)
+@ENDPOINTS.add("GET", MODEL, VERSION, answer=ModelMetadata, refused=(400, 404, 503))
 async def metadata(exchange: Exchange) -> Response:
     """The inputs and outputs of a model with named inputs."""
     model = exchange.server.model(exchange.params["name"])
@@ -229,12 +231,17 @@ async def metadata(exchange: Exchange) -> Response:
         [_tensor(spec, tensor) for tensor in tensors if tensor.name != POSITIONS]
         for tensors in spec.signature
     )
-    document = {"name": model.name, "platform": model.session.computed_by}
+    document = {"name": model.name, "versions": ["1"], "platform": model.session.computed_by}
     return json({**document, "inputs": inputs, "outputs": outputs})
 
 
 @ENDPOINTS.add(
-    "GET", f"{MODEL}/ready", answer=ModelReady, instead={503: ModelReady}, refused=(404,), plain_errors=True
+    "GET",
+    f"{MODEL}/ready",
+    f"{VERSION}/ready",
+    answer=ModelReady,
+    instead={503: ModelReady},
+    refused=(404,),
 )
 async def model_ready(exchange: Exchange) -> Response:
     """Whether a model answers."""
@@ -246,12 +253,12 @@ async def model_ready(exchange: Exchange) -> Response:
 @ENDPOINTS.add(
     "POST",
     f"{MODEL}/infer",
+    f"{VERSION}/infer",
     queue="people",
     reads=infer_body,
     form=BINARY,
     answer=InferResult,
     refused=(404, 409, 410, 503, 507),
-    plain_errors=True,
 )
 async def infer(exchange: Exchange, body: InferBody) -> Response:
     """One step of a sequence."""

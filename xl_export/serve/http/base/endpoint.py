@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypedDict, TypeVar, get_args, get_ty
 import msgspec
 from starlette.responses import Response
 
+from xl_export.serve.http.base.errors import has_plain_errors
 from xl_export.serve.http.base.limits import Reads
 
 Handler = TypeVar("Handler", bound=Callable[..., Coroutine[Any, Any, Response | None]])
@@ -27,6 +28,7 @@ REFUSALS = {
     409: "It cannot be done in the present state.",
     410: "The files of the stream are damaged.",
     413: "The body is too large.",
+    415: "The body is compressed.",
     429: "The queue is full; `Retry-After` says when to send the request again.",
     500: "The server failed; its log says why.",
     503: "The server is starting or stopping, or has no room.",
@@ -34,7 +36,7 @@ REFUSALS = {
 }
 ALWAYS = (403, 500)
 WITH_KEY = (401, 429)
-WITH_BODY = (400, 408, 413)
+WITH_BODY = (400, 408, 413, 415)
 HEADERS = {
     "X-Request-Id": {
         "description": "The id of the request in the server's log; the client's own, if it sent one.",
@@ -119,8 +121,6 @@ class Endpoint:
     watched: bool = True
     #: Whether it needs no key.
     is_open: bool = False
-    #: Whether the error in an answer is only its sentence, as in the Open Inference Protocol.
-    plain_errors: bool = False
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
@@ -143,10 +143,10 @@ class Endpoints(list[Endpoint]):
     """The endpoints of a module, which declares each above its handler."""
 
     def add(
-        self, method: str, path: str, *, described: bool = True, **facts: Any
+        self, method: str, *paths: str, described: bool = True, **facts: Any
     ) -> Callable[[Handler], Handler]:
-        """Declares the function below as the handler of an endpoint. The description uses the first
-        paragraph of its docstring, and the type of its argument `body`.
+        """Declares the function below as the handler of an endpoint, for each of the paths. The description
+        uses the first paragraph of its docstring, and the type of its argument `body`.
 
         facts: fields of `Endpoint`.
         """
@@ -154,9 +154,10 @@ class Endpoints(list[Endpoint]):
         def declare(handler: Handler) -> Handler:
             summary = str(handler.__doc__).partition("\n\n")[0] if described else ""
             body = get_type_hints(handler).get("body")
-            self.append(
-                Endpoint(method=method, path=path, handler=handler, summary=summary, body=body, **facts)
-            )
+            for path in paths:
+                self.append(
+                    Endpoint(method=method, path=path, handler=handler, summary=summary, body=body, **facts)
+                )
             return handler
 
         return declare
@@ -254,7 +255,7 @@ def _responses(endpoint: Endpoint, endpoints: Sequence[Endpoint]) -> dict[str, A
         statuses.add(400)
     for status in statuses - found.keys():
         found[status] = {"$ref": f"#/components/responses/Refused{status}"}
-        if endpoint.plain_errors:
+        if has_plain_errors(endpoint.path):
             found[status] = _response(REFUSALS[status], _json(PlainError))
     return {str(status): found[status] for status in sorted(found)}
 

@@ -91,12 +91,21 @@ class RefusedError(Exception):
             headers["retry-after"] = str(max(1, math.ceil(self.retry_after)))
         if self.status == 401:
             headers["www-authenticate"] = "Bearer"
+        if self.status == 415:
+            headers["accept-encoding"] = "identity"
         if self.allow is not None:
             headers["allow"] = self.allow
         if self.closes:
             headers["connection"] = "close"
         body = msgspec.json.encode({"error": self.message} if plain else self.document())
         return Response(body, self.status, headers, "application/json")
+
+
+def has_plain_errors(path: str) -> bool:
+    """Whether the error in an answer is only its sentence, as in the Open Inference Protocol. Its clients
+    fail at any other one, so this also holds for paths below `/v2` that do not exist.
+    """
+    return f"{path}/".startswith("/v2/")
 
 
 def refusal_of(error: RefusedError | UserError) -> RefusedError:

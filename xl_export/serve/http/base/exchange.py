@@ -16,9 +16,9 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from xl_export.serve.http.base.connection import CONNECTION, Wire
-from xl_export.serve.http.base.errors import ClientLeftError, RefusedError
+from xl_export.serve.http.base.errors import ClientLeftError, RefusedError, has_plain_errors
 from xl_export.serve.http.base.keys import ANYBODY, Tenant, given_key, hashed
-from xl_export.serve.http.base.limits import BodyAccount, Reads, decoded, too_large
+from xl_export.serve.http.base.limits import BodyAccount, Reads, decoded, refuse_compressed, too_large
 from xl_export.serve.http.base.server import Model, Server
 from xl_export.serve.http.base.workers import Steps, aside
 
@@ -52,8 +52,6 @@ class Exchange:
         self.id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
         #: Whose request it is.
         self.tenant = ANYBODY
-        #: As in `Endpoint`.
-        self.plain_errors = False
         #: The variables of the path, by name.
         self.params: dict[str, str] = {}
         #: What a handler adds to the request's line in the log.
@@ -136,11 +134,13 @@ class Exchange:
     ) -> bytes:
         """The next part of the body, while there is `more_body`.
 
-        Raises RefusedError for a body that has not arrived `seconds` after its head; ClientLeftError if the
-        client leaves. larger: makes the refusal of a body of more than `most` bytes, which is raised as soon
-        as that is known.
+        Raises RefusedError for a compressed body, and for one that has not arrived `seconds` after its head;
+        ClientLeftError if the client leaves. larger: makes the refusal of a body of more than `most` bytes,
+        which is raised as soon as that is known.
         """
-        if int(self.headers.get("content-length", 0)) > most:  # before any of it is read
+        # Before any of it is read.
+        refuse_compressed(self.headers)
+        if int(self.headers.get("content-length", 0)) > most:
             raise larger(most)
         try:
             left = self.began + seconds - time.monotonic()
@@ -199,7 +199,7 @@ class Exchange:
         has begun is cut off. A WebSocket that is not accepted yet has its handshake refused.
         """
         if not self.status:
-            await refusal.response(plain=self.plain_errors)(self.scope, self.receive, self.send)
+            await refusal.response(plain=has_plain_errors(self.path))(self.scope, self.receive, self.send)
         elif self.streams_events:
             await self.end(event(refusal.document()) + DONE)
         else:

@@ -123,6 +123,19 @@ class BodyAccount:
         self.change(-self.held)
 
 
+def refuse_compressed(headers: Mapping[str, str]) -> None:
+    """Raises RefusedError for a body that would have to be decompressed, which could make it any size."""
+    encoding = headers.get("content-encoding", "identity")
+    if encoding.strip().lower() not in ("", "identity"):
+        raise RefusedError(
+            f"the body has the header Content-Encoding: {encoding:.40}; send it uncompressed, without that "
+            "header.",
+            status=415,
+            code="compressed",
+            closes=True,
+        )
+
+
 def refuse_outside(name: str, value: int, least: int, most: int) -> None:
     """Raises RefusedError for a field that is not within its range."""
     if not least <= value <= most:
