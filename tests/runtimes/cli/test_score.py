@@ -139,6 +139,13 @@ def test_the_best_of_each_group(words: Path, session: Session) -> None:
     assert plain[1].startswith("2\t0.0000\t")
 
 
+@pytest.mark.parametrize("weight", [0, 0.5])
+def test_of_equal_texts_the_first_one_is_best(words: Path, weight: float) -> None:
+    lines = [json.dumps({"group": "u", "score": -1, "text": "a b", "id": name}) for name in "xyz"]
+    document = json.loads(score(words, "\n".join(lines), "--bos", "--weight", weight, "--json").stdout)
+    assert (document["id"], document["texts"]) == ("x", 3)
+
+
 def test_n_best_lists_require_a_score_for_the_first_token(words: Path) -> None:
     """Without it an empty hypothesis and one of a single token would cost nothing."""
     rows = nbest(("u", 0, "a b c"), ("u", 0, "a"))

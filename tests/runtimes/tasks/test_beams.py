@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import cast
 
 import numpy as np
 import pytest
 
+from runtimes import open_session
 from runtimes.base.logits import log_sum_exp
 from runtimes.contract.memory import Memory
 from runtimes.contract.rule import MemoryRule
@@ -18,7 +21,9 @@ from runtimes.tasks.beams import beam_search, best_of
 from runtimes.tasks.generate import generate
 from runtimes.tasks.score_texts import score_texts
 from runtimes.tasks.text_rows import TextToScore
+from tests.commands import xl
 from tests.from_logits import FromLogits
+from trainer.run.checkpoint import load_run, save_tensors
 
 PROMPT = "The class of the"
 
@@ -104,6 +109,39 @@ def test_a_search_is_over_when_nothing_can_go_on() -> None:
     session = pairs(3)
     session.table[:, :, :3] = -np.inf  # type: ignore[attr-defined]
     assert [each.ids for each in beam_search(session, [1, 2, 0], beams=2, max_tokens=4)] == [[3]]
+
+
+def test_of_equal_beams_the_first_ones_are_kept_in_order() -> None:
+    session = pairs(None)
+    session.table[:] = 0  # type: ignore[attr-defined]
+    found = beam_search(session, [1, 2, 0], beams=5, max_tokens=2)
+    assert [each.ids for each in found] == [[0, 0], [0, 1], [0, 2], [0, 3], [1, 0]]
+
+
+def test_of_equal_samples_the_order_is_that_of_the_rows(make_run: Callable[..., Path]) -> None:
+    run = make_run()
+    state = load_run(run).model.state_dict()
+    save_tensors(run / "model.safetensors", {name: 0 * tensor for name, tensor in state.items()})
+    session = open_session(run)
+    rows: list[list[int]] = [[] for _ in range(5)]
+    for piece in generate(session, [PROMPT] * 5, max_tokens=3):
+        rows[piece.row].append(piece.token)
+    assert [each.ids for each in best_of(session, PROMPT, count=5, max_tokens=3)] == rows
+    assert len({tuple(ids) for ids in rows}) == 5
+
+
+def test_without_a_seed_it_is_0(artefacts: dict[str, Path]) -> None:
+    """Also in `generate` and the command, so that all of them show the same text."""
+    session = open_session(artefacts["ring"])
+    seeded, other = (best_of(session, PROMPT, count=3, max_tokens=9, seed=seed) for seed in (0, 1))
+    assert best_of(session, PROMPT, count=3, max_tokens=9) == seeded != other
+    texts = ["", "", ""]
+    for piece in generate(session, [PROMPT] * 3, max_tokens=9):
+        texts[piece.row] += piece.text
+    assert sorted(texts) == sorted(each.text for each in seeded)
+    options = ("--prompt", PROMPT, "--tokens", 9, "--best-of", 3, "--json")
+    lines = xl("generate", artefacts["ring"], *options).stdout.splitlines()
+    assert [json.loads(line)["ids"] for line in lines] == [each.ids for each in seeded]
 
 
 def test_forked_memory_gives_each_beam_its_own_score(session: Session) -> None:

@@ -12,6 +12,8 @@ pytest.importorskip("openai")
 from runtimes.contract.sampling import Sampler
 from runtimes.contract.vocabulary import CharVocab
 from runtimes.tasks.generate import generate
+from tests.serve.http.conftest import running, sources
+from trainer.run.checkpoint import load_run, save_tensors
 from xl_export.serve.core.task import Likeliest
 from xl_export.serve.http.base.encoding import TokenTexts
 from xl_export.serve.http.openai.completions import LogProbs
@@ -86,6 +88,24 @@ def test_a_request_draws_what_generate_draws(
     expected = texts(session, prompts, max_tokens=30, seed=7, **given)
     assert [choice["text"] for choice in answer["choices"]] == expected
     assert answer["usage"]["completion_tokens"] == 30 * len(prompts)
+
+
+def test_of_equals_the_first_is_returned(make_run) -> None:
+    """All tokens are equally likely: of choices those with the smallest index, of tokens the smallest ids."""
+    run = make_run()
+    state = load_run(run).model.state_dict()
+    save_tensors(run / "model.safetensors", {name: 0 * tensor for name, tensor in state.items()})
+    with running(sources(("run", run))) as server:
+        body = {"prompt": [1], "seed": 4, "max_tokens": 5}
+        every, best = (
+            server.post("/v1/completions", {**body, **more}).json()["choices"]
+            for more in ({"n": 4}, {"n": 2, "best_of": 4})
+        )
+        assert [choice["text"] for choice in best] == [choice["text"] for choice in every[:2]]
+        assert len({choice["text"] for choice in every}) == 4
+        ids = {"logprobs": 3, "return_tokens_as_token_ids": True}
+        (choice,) = server.post("/v1/completions", {**body, **ids}).json()["choices"]
+        assert list(choice["logprobs"]["top_logprobs"][0])[:3] == [f"token_id:{token}" for token in range(3)]
 
 
 def test_the_returned_seed_gives_the_text_again(served) -> None:

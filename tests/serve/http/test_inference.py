@@ -305,5 +305,7 @@ def test_tritons_own_client_follows_a_sequence(server: Running, session: Session
         for name in expected if wanted is None else ["worth"]:
             assert np.array_equal(answer.as_numpy(name), expected[name])
     with pytest.raises(triton.InferenceServerException, match="send sequence_start with its first request"):
-        client.infer("policy", given, sequence_id=5)
+        client.infer("policy", given, sequence_id=5, model_version="1")
+    with pytest.raises(triton.InferenceServerException, match="versions/2"):
+        client.infer("policy", given, sequence_id=5, model_version="2")
     client.close()

@@ -35,6 +35,21 @@ def test_scores_are_those_of_the_command(served, session) -> None:
     assert [each["id"] for each in answer["data"]] == [1, 2, 3, 4, *(text for text, _ in PAIRS), 8]
 
 
+def test_usage_counts_every_text_and_each_context_once(served) -> None:
+    """A text without context is fed whole, one after a context with the last token of that, whose others are
+    fed once for all texts that follow it; a single token has nothing to predict.
+    """
+    context = {"context": [1, 2, 3]}
+    texts = [[1] * 5, [1], {"text": [4, 5], **context}, {"text": [6], **context}, []]
+    usage = served.post("/v1/score", {"texts": texts}).json()["usage"]
+    assert usage == {
+        "prompt_tokens": 5 + (2 + 3 + 2),
+        "completion_tokens": 0,
+        "total_tokens": 12,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+
+
 def test_a_queue_that_fills_later_delays_texts_and_refuses_none(
     served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
