@@ -159,18 +159,22 @@ def test_closing_waits_for_operations_and_nothing_is_written_afterwards(
     tokens: np.ndarray,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    now = [0.0]
-    set_clock(monkeypatch, store_module, monotonic=lambda: now[0])
+    """One operation ends while the store waits, and another one does not."""
     store = open_store()
     names = [store.create("anna", fresh).id for _ in range(2)]
     ends, late = store.begin(names[0], "anna"), store.begin(names[1], "anna")
     state = advance(fresh, tokens[:3])
-    closing = threading.Thread(target=store.close)
-    closing.start()
-    ends.commit(state, appended=tokens[:3])
-    ends.end()
-    now[0] = 60.0
-    closing.join()
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        if now == 0:
+            ends.commit(state, appended=tokens[:3])
+            ends.end()
+        now += 1
+
+    set_clock(monkeypatch, store_module, monotonic=lambda: now, sleep=sleep)
+    store.close(within=5)
     for appended in (tokens[:3], None):
         with pytest.raises(UserError, match="the server has ended"):
             late.commit(state, appended=appended)

@@ -30,11 +30,11 @@ def test_a_fault_ends_tasks_whose_clients_take_nothing_too(
 ) -> None:
     """Such a task would be paused with its last answers: its row must not be given up a second time."""
     clients = Clients()
-    engine = Engine(session, EngineSettings(rows=2, unread=3), deliver=clients.deliver)
+    engine = Engine(session, EngineSettings(rows=2, unread=0), deliver=clients.deliver)
     monkeypatch.setattr(engine.scheduler.queue, "to_preempt", fails)  # as soon as a third task waits
-    engine.start()
     for task in (tasks := [endless(), endless(), endless()]):
         engine.submit(task)
+    engine.start()  # a quick engine would pause the first two before the third one waits
     assert reasons(clients, *tasks) == ["failed"] * 3
     assert "MemoryError" in clients.ends(tasks[0])[0].error
     engine.submit(last := Task(tokens=np.arange(3)))
@@ -47,7 +47,8 @@ def test_a_stream_that_cannot_be_copied_fails_alone(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clients = Clients()
-    engine = Engine(session, EngineSettings(rows=2), deliver=clients.deliver)
+    settings = EngineSettings(rows=2, unread=10**9)  # a task that is paused would have to be copied too
+    engine = Engine(session, settings, deliver=clients.deliver)
     monkeypatch.setattr(engine.scheduler.rows, "taken_out", fails)
     engine.start()
     kept, other = endless(keep=True), Task(tokens=np.arange(3), drawing=Drawing(max_tokens=60))
