@@ -222,7 +222,7 @@ def _result(score: Score, vocab: Vocab, text: ReadText) -> tuple[dict[str, Any],
         document["unknown_share"] = unknown
         lines.append(_line("unknown words", f"{unknown:.2%} of the tokens scored"))
     if score.impossible:
-        counted = f"{score.impossible:,} tokens, each counted as {-IMPOSSIBLE:,.0f} nats"
+        counted = f"{score.impossible:,} of the tokens, each counted as {-IMPOSSIBLE:,.0f} nats"
         lines.append(_line("impossible", counted))
     speed = f"{score.tokens:,} tokens in {score.seconds:.2f} s: {score.tokens_per_second:,.0f} tokens/s"
     rule = f"memory {score.rule.mem_len}, segment {score.segment}, {_feeding(score)}"

@@ -124,7 +124,7 @@ def test_commands(padded: Path, tmp_path: Path) -> None:
     document = strict(xl("eval", padded, "--text", ids, "--ids", "--json").stdout)
     assert document["impossible"] == len(AT)
     assert document["nats"] == pytest.approx(-first["log_prob"])
-    assert "2 tokens, each counted as 9,999 nats" in xl("eval", padded, "--text", ids, "--ids").stdout
+    assert "2 of the tokens, each counted as 9,999 nats" in xl("eval", padded, "--text", ids, "--ids").stdout
     searched = xl("generate", padded, "--prompt", "a", "--beams", "255", "--tokens", "1", "--json")
     beams = list(map(strict, searched.stdout.splitlines()))
     assert sorted(beam["ids"] for beam in beams) == [[token] for token in range(PADDING)]
