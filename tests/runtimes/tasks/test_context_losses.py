@@ -10,6 +10,7 @@ import pytest
 
 from runtimes import Session, open_session
 from runtimes.base.errors import ArtefactError, StreamError, TextError
+from runtimes.base.logits import IMPOSSIBLE
 from runtimes.contract.rule import MemoryRule
 from runtimes.tasks import context_losses
 from runtimes.tasks.context_losses import refuse_beyond_context, spread_positions
@@ -70,3 +71,11 @@ def test_losses_that_are_not_finite_are_refused(make_run: Callable[..., Path], t
     session.model.vocabulary.output_bias["0"].data[:] = float("nan")  # type: ignore[attr-defined]
     with pytest.raises(ArtefactError, match="not a number"):
         measure(session, tokens, np.arange(20, 23), context=4)
+
+
+def test_an_impossible_token_has_a_loss_that_is_a_number(
+    make_run: Callable[..., Path], tokens: np.ndarray
+) -> None:
+    session = open_session(make_run())
+    session.model.vocabulary.output_bias["0"].data[tokens[20]] = -float("inf")  # type: ignore[attr-defined]
+    assert measure(session, tokens, np.array([20]), context=4) == [-IMPOSSIBLE]
