@@ -700,9 +700,9 @@ class RowSampler:
         wanted = self.scored
         if not wanted:
             return {}, {}
-        found = clamped(log_probs_of(logits[wanted], np.array([tokens[row] for row in wanted])))
+        found = log_probs_of(logits[wanted], np.array([tokens[row] for row in wanted])).tolist()
         likely = {row: likeliest(logits[row][None], top) for row, top in self.tops}
-        return dict(zip(wanted, found.tolist(), strict=True)), likely
+        return dict(zip(wanted, found, strict=True)), likely
 
 
 def log_probs_of(logits: np.ndarray, tokens: np.ndarray) -> np.ndarray:
