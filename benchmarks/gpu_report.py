@@ -30,6 +30,7 @@ from benchmarks.machine import commit, machine_facts, versions
 from benchmarks.private import Scrubber, scrubber
 from runtimes.base.files import atomic_file, writing
 from runtimes.base.folders import refuse_existing
+from runtimes.base.kinds import GPU_REPORT
 from runtimes.sessions.ort_gpu.driver import ask_driver
 
 ROOT = Path(__file__).parents[1]
@@ -158,7 +159,7 @@ def gpu_report(
     report and `force` is given.
     """
     parts = PARTS if parts is None else parts
-    refuse_existing(out, force=force, marker=REPORT, own=(REPORT, LOGS, RESULTS, ARCHIVE))
+    refuse_existing(out, GPU_REPORT, force=force)
     with writing(out):
         shutil.rmtree(out / LOGS, ignore_errors=True)
         (out / LOGS).mkdir(parents=True)

@@ -13,15 +13,14 @@ import fcntl
 import os
 import shutil
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from runtimes.base.errors import ArtefactError, UserError
-from runtimes.base.files import flush, writing
-from runtimes.base.lock import LOCK
-from runtimes.base.partial import bring_back, is_hidden_name, make_hidden, retired_name, sweep
+from runtimes.base.files import flush, reading, writing
+from runtimes.base.kinds import DATA, KINDS, Kind
+from runtimes.base.partial import bring_back, make_hidden, retired_name, sweep
 
-DATA = "data.json"  # marks a prepared dataset
 # Arguments of Linux's renameat2.
 AT_FDCWD = -100
 RENAME_EXCHANGE = 2
@@ -29,22 +28,16 @@ RENAME_EXCHANGE = 2
 
 @contextlib.contextmanager
 def atomic_folder(
-    path: Path,
-    *,
-    force: bool = False,
-    marker: str,
-    sources: Sequence[Path] = (),
-    own: Collection[str] = (),
+    path: Path, kind: Kind, *, force: bool = False, sources: Sequence[Path] = ()
 ) -> Iterator[Path]:
     """A temporary folder next to `path` that takes its place when the block ends without an error.
 
-    marker: the file that shows what kind of folder this is. An existing `path` is refused unless it is empty,
-    or `force` is set and it holds the marker; it is checked again just before it is replaced, because another
-    process may have filled it meanwhile. sources: what the new folder is made from, which must not be in the
-    folder that is replaced. own: names that a folder of this kind may hold; a folder with others is
-    not replaced. Raises UserError; `path` is then as it was.
+    An existing `path` is refused unless it is empty, or `force` is set and it holds only files of such a
+    folder. That is checked again just before it is replaced, because another process may have added a file
+    meanwhile. sources: what the new folder is made from, which must not be in the folder that is replaced.
+    Raises UserError; `path` is then as it was.
     """
-    refuse_existing(path, force=force, marker=marker, sources=sources, own=own)
+    refuse_existing(path, kind, force=force, sources=sources)
     path = path.resolve()
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,11 +46,13 @@ def atomic_folder(
         temporary, lock = make_hidden(path, folder=True)
         try:
             yield temporary
+            # The next `force` would refuse a folder with a file that is not on the list.
+            assert not (foreign := kind.foreign(temporary)), f"{foreign} are no files of {kind.what}"
             for file in temporary.rglob("*"):
                 if file.is_file():
                     flush(file)
             if force:
-                _exchange(temporary, path, marker=marker, sources=sources, own=own)
+                _exchange(temporary, path, kind, sources=sources)
             else:
                 _move_onto_nothing(temporary, path)
         finally:
@@ -83,29 +78,24 @@ def refuse_dataset(path: Path, *, give: str) -> None:
         )
 
 
-def refuse_existing(
-    path: Path, *, force: bool, marker: str, sources: Sequence[Path] = (), own: Collection[str] = ()
-) -> None:
-    """Raises UserError when `path` exists and may not be replaced: see `atomic_folder`."""
-    for place in (path, *path.parents):
-        if place.exists():
-            if not place.is_dir():
-                raise UserError(f"{place} is a file, not a folder; give another --out.")
-            break
-    if not path.exists() or not any(path.iterdir()):
-        return
-    if not (path / marker).is_file():
-        raise UserError(
-            f"{path} holds other things than an earlier result of this command (no {marker}); give "
-            "another --out."
-        )
-    strange = sorted(entry.name for entry in path.iterdir() if not _is_own(entry.name, own))
-    if own and strange:
-        raise UserError(
-            f"{path} also holds {strange[0]!r:.80}, which is no part of what would be replaced, and would be "
-            "deleted; move it elsewhere first, or give another --out."
-        )
+def refuse_existing(path: Path, kind: Kind, *, force: bool, sources: Sequence[Path] = ()) -> None:
+    """Raises UserError when `path` exists and may not be replaced, or when it is inside a folder of ours."""
+    refuse_place(path)
     whole = path.resolve()
+    with reading(path):
+        if not path.exists() or not any(path.iterdir()):
+            return
+        foreign = kind.foreign(path)
+    if foreign and (missing := kind.lacks(path)):
+        raise UserError(
+            f"{path} holds {_two(foreign)} and no {missing}, so it is not {kind.what} that could be "
+            "replaced; give another --out."
+        )
+    if foreign:
+        raise UserError(
+            f"{path} also holds {_two(foreign)}, which this command did not write and would delete; move "
+            "them elsewhere first, or give another --out."
+        )
     for source in sources:
         if source.exists() and source.resolve().is_relative_to(whole):
             raise UserError(
@@ -123,8 +113,24 @@ def refuse_existing(
         )
 
 
-def _is_own(name: str, own: Collection[str]) -> bool:
-    return name in own or name == LOCK or is_hidden_name(name)
+def _two(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+    return " and ".join(f"{name!r:.80}" for name in names[:2]) + more
+
+
+def refuse_place(path: Path) -> None:
+    """Raises UserError if no folder can be made at `path`, or one of ours would contain it."""
+    for place in (path, *path.parents):
+        if place.exists():
+            if not place.is_dir():
+                raise UserError(f"{place} is a file, not a folder; give another --out.")
+            break
+    for place in path.resolve().parents:
+        for kind in KINDS:
+            if not kind.lacks(place):
+                raise UserError(
+                    f"{path} is inside of {place}, which is {kind.what}; give an --out outside of it."
+                )
 
 
 def _working_folder() -> Path:
@@ -147,22 +153,20 @@ def _move_onto_nothing(temporary: Path, path: Path) -> None:
         ) from error
 
 
-def _exchange(
-    temporary: Path, path: Path, *, marker: str, sources: Sequence[Path], own: Collection[str]
-) -> None:
+def _exchange(temporary: Path, path: Path, kind: Kind, *, sources: Sequence[Path]) -> None:
     """Puts the new folder in place of the old one, which ends up under the temporary name."""
-    refuse_existing(path, force=True, marker=marker, sources=sources, own=own)
+    refuse_existing(path, kind, force=True, sources=sources)
     if not path.exists():
         _move_onto_nothing(temporary, path)
         return
     with _locked(path):  # it must not be swept under its hidden name either before it was checked
-        _exchange_existing(temporary, path, marker=marker, own=own)
+        _exchange_existing(temporary, path, kind)
 
 
-def _exchange_existing(temporary: Path, path: Path, *, marker: str, own: Collection[str]) -> None:
+def _exchange_existing(temporary: Path, path: Path, kind: Kind) -> None:
     if _swap(temporary, path):
         try:  # what was there at that very moment must be what may be deleted
-            refuse_existing(temporary, force=True, marker=marker, own=own)
+            refuse_existing(temporary, kind, force=True)
         except UserError as error:
             _swap(temporary, path)
             raise UserError(f"{path} changed meanwhile, and is left as it is; give another --out.") from error

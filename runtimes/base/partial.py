@@ -24,9 +24,10 @@ def retired_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.urandom(4).hex()}.replaced")
 
 
-def is_hidden_name(name: str) -> bool:
-    """Whether `hidden_name` or `retired_name` makes such names."""
-    return re.fullmatch(r"\..+\.[0-9a-f]{8}\.(partial|replaced)", name) is not None
+def destination(hidden: str) -> str | None:
+    """The name for which `hidden_name` made this one; None for any other name."""
+    found = re.fullmatch(r"\.(.+)\.[0-9a-f]{8}\.partial", hidden)
+    return found[1] if found else None
 
 
 def bring_back(path: Path) -> None:

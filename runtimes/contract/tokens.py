@@ -11,7 +11,7 @@ import numpy as np
 
 from runtimes.base.errors import MissingPackageError, TextError
 from runtimes.base.files import read_bytes, read_json
-from runtimes.base.folders import DATA as DATA
+from runtimes.base.kinds import DATA as DATA
 from runtimes.base.records import json_text
 from runtimes.base.text import text_pieces
 from runtimes.contract.id_files import ID_SUFFIXES, documents, open_ids, refuse_outside

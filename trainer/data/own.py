@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from runtimes.base.folders import atomic_folder
+from runtimes.base.kinds import DATASET
 from runtimes.base.sealed import FileFacts, file_facts
 from runtimes.contract.id_files import CHECKED
 from runtimes.contract.vocabulary import Vocab, save_vocab
 from trainer.data.archives import Tick
-from trainer.data.dataset import DATA, LEAST, SPLITS, DatasetFacts, save_facts, smallest_dtype, write_part
+from trainer.data.dataset import LEAST, SPLITS, DatasetFacts, save_facts, smallest_dtype, write_part
 from trainer.data.published import progress_bar, total_bytes
 
 # In place of a corpus's name.
@@ -75,7 +76,7 @@ def write_dataset(
     joined: whether several documents follow one another without a token between them, which is noted.
     """
     notes = [JOINED] if joined else []
-    with atomic_folder(out, force=force, marker=DATA, sources=files.all) as folder:
+    with atomic_folder(out, DATASET, force=force, sources=files.all) as folder:
         save_vocab(folder, vocab)
         sources: dict[str, FileFacts] = {}
         for split in SPLITS:

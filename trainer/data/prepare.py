@@ -14,10 +14,11 @@ import numpy as np
 
 from runtimes.base.errors import TextError
 from runtimes.base.folders import atomic_folder, refuse_existing
+from runtimes.base.kinds import DATASET
 from runtimes.contract.vocabulary import ByteVocab, CharVocab, WordVocab, save_vocab
 from trainer.data.archives import Tick
 from trainer.data.corpora import CORPORA, WHOLE, Corpus
-from trainer.data.dataset import DATA, SPLITS, DatasetFacts, save_facts, write_part
+from trainer.data.dataset import SPLITS, DatasetFacts, save_facts, write_part
 from trainer.data.published import Files, find_corpus, progress_bar, read_blocks, total_bytes
 from trainer.data.text import count_words
 
@@ -39,8 +40,8 @@ def prepare(
     accepted if `unverified`.
     """
     corpus = CORPORA[name]
-    refuse_existing(out, force=force, marker=DATA, sources=[source])
-    with atomic_folder(out, force=force, marker=DATA, sources=[source]) as folder:
+    refuse_existing(out, DATASET, force=force, sources=[source])
+    with atomic_folder(out, DATASET, force=force, sources=[source]) as folder:
         scratch = folder / "unpacked"
         found = find_corpus(corpus, source, scratch, unverified=unverified)
         vocab = _vocabulary(corpus, found.parts)

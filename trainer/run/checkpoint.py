@@ -23,13 +23,11 @@ from runtimes.base.errors import ArtefactError, UserError
 from runtimes.base.files import atomic_file, refuse_other_kinds, sha256
 from runtimes.base.folders import refuse_dataset, refuse_no_folder
 from runtimes.base.records import json_text
-from runtimes.contract.sampling import SAMPLING
 from runtimes.contract.spec import SPEC, VOCAB
-from runtimes.contract.tokens import side_file
-from runtimes.contract.vocabulary import VOCAB_FILES, Vocab, load_vocab
+from runtimes.contract.vocabulary import Vocab, load_vocab
 from trainer.model.model import LanguageModel
 from trainer.run.config import TrainConfig
-from trainer.run.history import CONFIG, METRICS, MODEL, SHA256, STATE, read_config
+from trainer.run.history import CONFIG, MODEL, SHA256, read_config
 
 VALID = "valid.txt"
 TEST = "test.txt"
@@ -37,24 +35,6 @@ TEST_IDS = "test.npy"  # the test part of a dataset, as token ids for `xl-export
 # Folders in the run, which these libraries fill.
 TENSORBOARD = "tensorboard"
 WANDB = "wandb"
-# All that a run may hold. A folder with anything else is not replaced by another run.
-RUN_FILES = frozenset(
-    {
-        CONFIG,
-        MODEL,
-        STATE,
-        METRICS,
-        VALID,
-        TEST,
-        TEST_IDS,
-        side_file(TEST_IDS),
-        TENSORBOARD,
-        WANDB,
-        "import.json",
-        SAMPLING,
-    }
-    | {*VOCAB_FILES}
-)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ import numpy as np
 from runtimes.base.errors import ConfigError
 from runtimes.base.files import write_json
 from runtimes.base.folders import atomic_folder, refuse_existing, refuse_no_folder
+from runtimes.base.kinds import RUN
 from runtimes.base.lock import only_writer
 from runtimes.base.partial import sweep
 from runtimes.base.progress import Progress
@@ -31,7 +32,7 @@ from runtimes.contract.vocabulary import save_vocab
 from trainer.data.source import Source, load_source, with_vocab_size
 from trainer.model.model import LanguageModel
 from trainer.model.model import parameter_shapes as sizes
-from trainer.run.checkpoint import RUN_FILES, load_run, matching_vocab, refuse_no_run
+from trainer.run.checkpoint import load_run, matching_vocab, refuse_no_run
 from trainer.run.choices import VOCAB_KINDS
 from trainer.run.config import TrainConfig
 from trainer.run.history import CONFIG, METRICS, MODEL, STATE, Validation, best, read_config
@@ -91,7 +92,7 @@ def train(config: TrainConfig, out: Path | str, *, force: bool = False, progress
         def make_folder() -> None:
             replaces = force and (out / METRICS).is_file()
             old = only_writer(out, doing="replaced") if replaces else nullcontext()
-            new = atomic_folder(out, force=force, marker=METRICS, sources=sources, own=RUN_FILES)
+            new = atomic_folder(out, RUN, force=force, sources=sources)
             with old, new as folder:
                 write_json(folder / CONFIG, to_json(config))
                 save_vocab(folder, source.vocab)
@@ -195,7 +196,7 @@ def config_of(
 
 def refuse_existing_run(out: Path, *, force: bool, sources: Sequence[Path]) -> None:
     """Raises UserError if a new run may not be written to `out`; sources: what it reads."""
-    refuse_existing(out, force=force, marker=METRICS, sources=sources, own=RUN_FILES)
+    refuse_existing(out, RUN, force=force, sources=sources)
 
 
 def _check_held_out(config: TrainConfig, held_out: np.ndarray) -> None:

@@ -16,6 +16,7 @@ from typing import get_args
 from runtimes.base.errors import ArtefactError, ConfigError, MissingPackageError
 from runtimes.base.files import read_bytes
 from runtimes.base.folders import refuse_existing
+from runtimes.base.kinds import ARTEFACT
 from runtimes.base.machine import package_versions
 from runtimes.contract.device import Device
 from runtimes.contract.engine import Attention
@@ -26,7 +27,6 @@ from runtimes.contract.spec import (
     CUDA_GRAPH,
     FUSED,
     GRAPH,
-    SPEC,
     WEIGHTS,
     Exporter,
     Spec,
@@ -111,7 +111,7 @@ def export(
     run = Path(run)
     out = Path(out)
     sources = [run, *([text] if text else [])]
-    refuse_existing(out, force=force, marker=SPEC, sources=sources)
+    refuse_existing(out, ARTEFACT, force=force, sources=sources)
     if exporter not in get_args(Exporter):
         raise ConfigError(f"exporter is {exporter!r:.20}; expected one of {', '.join(get_args(Exporter))}.")
     precision, memory_precision = precisions_for(target, precision, memory_precision)

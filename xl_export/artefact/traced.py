@@ -16,12 +16,13 @@ import onnx_ir as ir
 
 from runtimes.base.errors import ConfigError
 from runtimes.base.folders import refuse_existing
+from runtimes.base.kinds import ARTEFACT
 from runtimes.base.machine import package_versions
 from runtimes.contract.memory import MAX_BATCH
 from runtimes.contract.precision import QUANTISED, MemoryPrecision, MemoryType, Precision
 from runtimes.contract.promises import PROMISES, Promise
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.spec import GRAPH, SPEC, Spec, Target
+from runtimes.contract.spec import GRAPH, Spec, Target
 from runtimes.contract.tensors import AnyForm
 from runtimes.contract.vocabulary import Vocab
 from runtimes.contract.vocabulary.files import vocab_from_file
@@ -93,7 +94,7 @@ def trace(
     """
     out = Path(out)
     sources = [text] if text else []
-    refuse_existing(out, force=force, marker=SPEC, sources=sources)
+    refuse_existing(out, ARTEFACT, force=force, sources=sources)
     precision, memory_precision = precisions_for(target, precision, memory_precision)
     refuse_precisions(target, precision, memory_precision)
     if precision != "fp32" and (sentence := shadowed()):  # what lowers a graph imports `trainer`

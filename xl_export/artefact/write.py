@@ -19,6 +19,7 @@ from torch import nn
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.base.files import write_json
 from runtimes.base.folders import atomic_folder
+from runtimes.base.kinds import ARTEFACT
 from runtimes.base.machine import refuse_beyond_memory
 from runtimes.base.records import json_text, to_json
 from runtimes.base.sealed import file_facts
@@ -26,7 +27,7 @@ from runtimes.contract.precision import Measured, MeasuredStep, MemoryPrecision,
 from runtimes.contract.reference import Reference, StepReference, save_reference
 from runtimes.contract.sampling import Sampler, write_sampling
 from runtimes.contract.session import Session
-from runtimes.contract.spec import GRAPH, SPEC, Spec, Target, save_spec
+from runtimes.contract.spec import GRAPH, Spec, Target, save_spec
 from runtimes.contract.vocabulary import Vocab, save_vocab
 from runtimes.sessions.graph import GraphSession
 from runtimes.sessions.onnx_runtime import OrtSession
@@ -125,7 +126,7 @@ def write_artefact(
     nothing. sources: files and folders that must not be replaced. sampler: the artefact's defaults; None
     writes none. Raises UserError if the graphs do not compute what PyTorch computes.
     """
-    with atomic_folder(out, force=force, marker=SPEC, sources=sources) as folder:
+    with atomic_folder(out, ARTEFACT, force=force, sources=sources) as folder:
         unpacked = dataclasses.replace(spec, storage="external")  # weights move into the graph afterwards
         graphs = write_graphs(unpacked, folder)
         measured = None

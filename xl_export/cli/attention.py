@@ -12,6 +12,7 @@ import numpy as np
 from runtimes.base.errors import ConfigError, TextError, UserError, needs
 from runtimes.base.files import refuse_replacing, write_json
 from runtimes.base.folders import atomic_folder, refuse_existing
+from runtimes.base.kinds import PICTURES
 from runtimes.base.records import to_json
 from runtimes.cli.options import json_option, show, threads_option
 from runtimes.contract.rule import MemoryRule
@@ -101,7 +102,7 @@ def attention_command(
     The mask and the memory are those with which the run was evaluated; --mem-len changes the memory. Averages
     leave out the first tokens, which do not have a whole memory before them.
     """
-    refuse_existing(out, force=force, marker=MARKER, sources=[run, text])
+    refuse_existing(out, PICTURES, force=force, sources=[run, text])
     new_figure(1, 1)  # a missing matplotlib is reported before anything is computed
     opened = _open(run, threads)
     stream = read_tokens(text, opened.vocab).astype(np.int64)
@@ -116,7 +117,7 @@ def attention_command(
     layer, head = seen.widest(layer, head)
     title = f"mean over {seen.positions:,} tokens; {rule}"
     facts = _facts(opened, rule, seen, layer, head)
-    with atomic_folder(out, force=force, marker=MARKER, sources=[run, text]) as folder:
+    with atomic_folder(out, PICTURES, force=force, sources=[run, text]) as folder:
         pictures.draw_average(folder / "figure-5.png", seen.average, seen.persistent, title=title)
         _draw_stretch(folder / "figure-6.png", opened, rule, seen, layer, head, stream)
         if seen.terms is not None:

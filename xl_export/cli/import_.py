@@ -9,6 +9,7 @@ import click
 
 from runtimes.base.errors import UserError, needs
 from runtimes.base.folders import refuse_existing
+from runtimes.base.kinds import IMPORTED
 from runtimes.cli.options import json_option, show
 from xl_export.cli.options import force_option
 from xl_export.importers import FORMATS
@@ -120,7 +121,7 @@ def import_command(
             "SOURCE, or --out to print what it holds."
         )
     if out is not None:
-        refuse_existing(out, force=force, marker="import.json")
+        refuse_existing(out, IMPORTED, force=force)
     # The prefix of a TensorFlow checkpoint is not a file itself.
     if not source.exists() and not source.with_name(f"{source.name}.index").exists():
         raise UserError(f"{source} does not exist; give the file or folder of a checkpoint.")

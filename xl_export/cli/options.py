@@ -20,7 +20,7 @@ out_option = click.option(
 force_option = click.option(
     "--force",
     is_flag=True,
-    help="Replace the folder if it holds an earlier result of the same kind.",
+    help="Replace the folder if it holds an earlier result of the same kind and nothing else.",
 )
 triton_option = click.option(
     "--triton",

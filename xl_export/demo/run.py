@@ -11,13 +11,13 @@ from typing import Any
 import click
 
 from runtimes.base.errors import UserError
-from runtimes.base.files import atomic_file, refuse_unwritable, writing
-from runtimes.base.folders import refuse_existing
+from runtimes.base.files import atomic_file, refuse_replacing, refuse_unwritable, writing
+from runtimes.base.folders import refuse_existing, refuse_place
+from runtimes.base.kinds import ARTEFACT, RUN
 from runtimes.base.records import to_json
 from runtimes.contract.sampling import read_sampling
 from runtimes.sessions.open import open_session
 from runtimes.tasks.check import CheckReport, check
-from trainer.run.history import METRICS
 from xl_export.demo.shipped import (
     MUSIC,
     STORIES,
@@ -55,7 +55,11 @@ def run_demo(
     model of `examples/` is not at hand, the demo has no story or no music. Raises UserError where nothing is
     left to show.
     """
-    refuse_existing(out, force=force, marker=f"run/{METRICS}" if (out / "run").is_dir() else TEXT)
+    refuse_place(out)
+    refuse_replacing(out / TEXT, option="--out", force=force)
+    if train:
+        for name, kind in (("run", RUN), ("artefact", ARTEFACT)):
+            refuse_existing(out / name, kind, force=force)
     stories = find_shipped()
     music = find_shipped(MUSIC)
     if stories is None:

@@ -19,6 +19,7 @@ import onnx_ir as ir
 
 from runtimes.base.errors import ConfigError
 from runtimes.base.folders import atomic_folder, refuse_existing
+from runtimes.base.kinds import SERVER_MODEL
 from runtimes.contract.engine import NAMES
 from runtimes.contract.reference import load_reference, load_step_reference
 from runtimes.contract.spec import GRAPH, SPEC, Spec, load_language_model, load_spec, refuse_unless_one_onnx
@@ -54,7 +55,7 @@ def model_folder(artefact: Path, repository: Path, *, force: bool = False) -> Pa
             "digits, hyphens and dots."
         )
     folder = repository / name
-    refuse_existing(folder, force=force, marker=CONFIG, sources=[artefact])
+    refuse_existing(folder, SERVER_MODEL, force=force, sources=[artefact])
     return folder
 
 
@@ -67,7 +68,7 @@ def write_model(artefact: Path, repository: Path, *, force: bool = False) -> Pat
     out = model_folder(artefact, repository, force=force)
     spec = load_spec(artefact)
     most = 1 if "rows" in spec.without else ROWS
-    with atomic_folder(out, force=force, marker=CONFIG, sources=[artefact]) as folder:
+    with atomic_folder(out, SERVER_MODEL, force=force, sources=[artefact]) as folder:
         (folder / MODEL).parent.mkdir()
         graph = write_sequence_graph(artefact, spec, folder / MODEL)
         config = server_config(graph, name=out.name, backend="onnxruntime", most_rows=most)
@@ -89,7 +90,7 @@ def write_session(artefact: Path, repository: Path, *, force: bool = False) -> P
             "memory that is written in place; export it with --memory ring, for onnxruntime or tensorrt."
         )
     sequences = max(1, min(SEQUENCES, MEMORY_BYTES // spec.bytes_per_stream))
-    with atomic_folder(out, force=force, marker=CONFIG, sources=[artefact]) as folder:
+    with atomic_folder(out, SERVER_MODEL, force=force, sources=[artefact]) as folder:
         contents = folder / server_model.ARTEFACT
         contents.mkdir()
         for name in (SPEC, *spec.files):
@@ -115,7 +116,7 @@ def write_engine(artefact: Path, repository: Path, options: BuildOptions, *, nam
     refuse_artefact(spec, artefact)
     profiles = options.profiles(spec.rule)
     trt, log, _ = start_tensorrt(spec, options)
-    with atomic_folder(out, force=force, marker=CONFIG, sources=[artefact]) as folder:
+    with atomic_folder(out, SERVER_MODEL, force=force, sources=[artefact]) as folder:
         (folder / ENGINE).parent.mkdir()
         with tempfile.TemporaryDirectory() as written:
             graph = write_sequence_graph(artefact, spec, Path(written) / GRAPH)

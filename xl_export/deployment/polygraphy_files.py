@@ -16,6 +16,7 @@ import numpy as np
 
 from runtimes.base.files import write_json
 from runtimes.base.folders import atomic_folder, refuse_existing
+from runtimes.base.kinds import POLYGRAPHY
 from runtimes.contract.memory import Memory
 from runtimes.contract.spec import GRAPH, load_language_model, refuse_unless_one_onnx
 from runtimes.sessions.onnx_runtime import OrtSession
@@ -36,7 +37,7 @@ def write_polygraphy_files(artefact: Path, out: Path, *, batch: int = 2, force: 
     `batch` rows with random tokens. The answers hold the memory after each of them too. Raises UserError
     if `out` exists, unless `force` is set, and for a damaged artefact.
     """
-    refuse_existing(out, force=force, marker=INPUTS, sources=[artefact])
+    refuse_existing(out, POLYGRAPHY, force=force, sources=[artefact])
     spec = load_language_model(artefact)
     refuse_unless_one_onnx(spec, artefact, what="polygraphy")
     session = OrtSession.open(artefact, kernel="standard")
@@ -52,7 +53,7 @@ def write_polygraphy_files(artefact: Path, out: Path, *, batch: int = 2, force: 
             name += f" after {int(memory.positions[0])} tokens"
         named.append(f"{name}, {batch} x {length}")
         iterations.append(recorded_step(session, memory, draw.integers(0, V, (batch, length))))
-    with atomic_folder(out, force=force, marker=INPUTS, sources=[artefact]) as folder:
+    with atomic_folder(out, POLYGRAPHY, force=force, sources=[artefact]) as folder:
         write_json(
             folder / INPUTS,
             [{name: _array(array) for name, array in inputs.items()} for inputs, _ in iterations],

@@ -15,6 +15,7 @@ from typing import Any
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.base.files import read_bytes
 from runtimes.base.folders import atomic_folder, refuse_existing
+from runtimes.base.kinds import ENGINE
 from runtimes.base.machine import driver_version, package_versions
 from runtimes.base.sealed import file_facts
 from runtimes.contract.engine import (
@@ -28,7 +29,7 @@ from runtimes.contract.engine import (
     side_files,
 )
 from runtimes.contract.sampling import read_sampling, write_sampling
-from runtimes.contract.spec import BUILD, GRAPH, Spec, load_spec, refuse_unless_one_onnx
+from runtimes.contract.spec import GRAPH, Spec, load_spec, refuse_unless_one_onnx
 from runtimes.sessions.onnx_runtime import refuse_foreign
 from runtimes.sessions.tensorrt.device_memory import Cuda
 from runtimes.sessions.tensorrt.module import fresh_log, load_tensorrt
@@ -49,7 +50,7 @@ def refit(engine: Path, artefact: Path, out: Path, *, force: bool = False) -> En
     `force` is set), if the engine was not built with --refit or does not run here, if the artefact has
     another step, and if TensorRT refuses the weights. `out` is then left as it was.
     """
-    refuse_existing(out, force=force, marker=BUILD, sources=[engine, artefact])
+    refuse_existing(out, ENGINE, force=force, sources=[engine, artefact])
     facts, before = load_engine(engine)
     spec = load_spec(artefact)
     refuse_unless_one_onnx(spec, artefact, what="a refit")
@@ -69,7 +70,7 @@ def refit(engine: Path, artefact: Path, out: Path, *, force: bool = False) -> En
     cuda = Cuda()
     refuse_elsewhere(facts, engine, version=trt.__version__, gpu=cuda.gpu)
     began = time.perf_counter()
-    with atomic_folder(out, force=force, marker=BUILD, sources=[engine, artefact]) as folder:
+    with atomic_folder(out, ENGINE, force=force, sources=[engine, artefact]) as folder:
         plan = refitted_plan(trt, fresh_log(trt), facts, engine / PLAN, artefact / GRAPH)
         (folder / PLAN).write_bytes(plan)
         for name in side_files(spec):

@@ -9,6 +9,7 @@ import torch
 
 from runtimes.base.files import write_json
 from runtimes.base.folders import atomic_folder
+from runtimes.base.kinds import IMPORTED
 from runtimes.base.machine import package_versions
 from runtimes.base.records import to_json
 from runtimes.base.sealed import file_facts
@@ -35,7 +36,7 @@ def write_run(checkpoint: Checkpoint, out: Path, *, record: dict[str, Any], forc
         "a reader left something out"
     )
     sources = list(checkpoint.files.values())
-    with atomic_folder(out, force=force, marker=IMPORT, sources=sources) as folder:
+    with atomic_folder(out, IMPORTED, force=force, sources=sources) as folder:
         write_json(folder / CONFIG, to_json(config))
         save_vocab(folder, checkpoint.vocab)
         write_sampling(folder, config.sampling)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,9 +52,13 @@ class Finished:
             yield read_bytes(self._file(number))
 
     def remove(self) -> None:
-        """Removes the folder."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Removes the blocks and the plan, and the folder if nothing else is in it."""
+        for number in range(self._blocks):
+            self._file(number).unlink(missing_ok=True)
+        (self.folder / PLAN).unlink(missing_ok=True)
         self.close()
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
 
     def close(self) -> None:
         """Lets another call have the folder; a process that ends does the same."""

@@ -13,6 +13,7 @@ from typing import Any
 from runtimes.base.errors import ArtefactError, ConfigError, UserError
 from runtimes.base.files import atomic_file, read_bytes, refuse_unwritable
 from runtimes.base.folders import atomic_folder, refuse_existing
+from runtimes.base.kinds import ENGINE
 from runtimes.base.machine import driver_version, package_versions
 from runtimes.base.sealed import file_facts
 from runtimes.contract.engine import (
@@ -28,7 +29,7 @@ from runtimes.contract.engine import (
 from runtimes.contract.precision import QUANTISED
 from runtimes.contract.reference import load_reference
 from runtimes.contract.sampling import read_sampling, write_sampling
-from runtimes.contract.spec import BUILD, GRAPH, Spec, load_language_model, refuse_unless_one_onnx
+from runtimes.contract.spec import GRAPH, Spec, load_language_model, refuse_unless_one_onnx
 from runtimes.contract.tensors import TensorSpec
 from runtimes.sessions.onnx_runtime import refuse_foreign
 from runtimes.sessions.tensorrt.device_memory import Cuda
@@ -52,7 +53,7 @@ def build(
     """
     artefact = Path(artefact)
     out = Path(out)
-    refuse_existing(out, force=force, marker=BUILD, sources=[artefact])
+    refuse_existing(out, ENGINE, force=force, sources=[artefact])
     spec = load_language_model(artefact)
     refuse_artefact(spec, artefact)
     profiles = options.profiles(spec.rule)
@@ -61,7 +62,7 @@ def build(
     trt, log, gpu = start_tensorrt(spec, options)
     began = time.perf_counter()
     tactics = chosen_tactics(artefact, spec, profiles, options)
-    with atomic_folder(out, force=force, marker=BUILD, sources=[artefact]) as folder:
+    with atomic_folder(out, ENGINE, force=force, sources=[artefact]) as folder:
         parsed = parse(trt, log, artefact, attention=options.attention, name=NAMES[options.flavour])
         (folder / PLAN).write_bytes(serialize(trt, log, parsed, spec, profiles, options))
         if gpu:  # inspecting a plan needs a GPU

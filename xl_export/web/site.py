@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from runtimes.base import kinds
 from runtimes.base.errors import ArtefactError, ConfigError, UserError
 from runtimes.base.files import read_bytes, read_json, write_json
 from runtimes.base.folders import atomic_folder, refuse_existing
@@ -75,13 +76,13 @@ def write_site(
     exists unless `force` is set.
     """
     sources = list(artefacts) if node_modules is None else [*artefacts, node_modules]
-    refuse_existing(out, force=force, marker=SITE, sources=sources)
+    refuse_existing(out, kinds.SITE, force=force, sources=sources)
     web_files()  # before the checks, which take longer
     names = _names(artefacts)
     specs = [_servable(artefact) for artefact in artefacts]
     for artefact in artefacts:
         _refuse_failing(artefact)
-    with atomic_folder(out, force=force, marker=SITE, sources=sources) as folder:
+    with atomic_folder(out, kinds.SITE, force=force, sources=sources) as folder:
         copy_page(folder)
         wanted = {**WASM, **(WEBGPU if any(spec.target == "web" for spec in specs) else {})}
         copy_package(ONNXRUNTIME_WEB, wanted, folder / VENDOR, node_modules=node_modules)
@@ -90,6 +91,7 @@ def write_site(
             copy_package(TOKENIZERS, SUBWORDS, folder / VENDOR, node_modules=node_modules)
         for name, artefact, spec in zip(names, artefacts, specs, strict=True):
             _copy_artefact(artefact, spec, folder / MODELS / name)
+        written = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
         write_json(
             folder / SITE,
             {
@@ -103,6 +105,7 @@ def write_site(
                     }
                     for name in names
                 ],
+                "files": written,  # of which --force replaces the site; see `runtimes.base.kinds`
             },
         )
         num_bytes = _num_bytes(folder)

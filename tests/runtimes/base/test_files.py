@@ -19,6 +19,9 @@ import pytest
 from runtimes.base.errors import ArtefactError, UserError
 from runtimes.base.files import atomic_file, read_bytes, read_json, read_npz, write_json
 from runtimes.base.folders import atomic_folder
+from runtimes.base.kinds import Kind
+
+FILE = Kind(what="a folder of tests", marker="file", proofs=("file",), names=("side", "run/file"))
 
 
 def names(folder: Path) -> list[str]:
@@ -39,7 +42,7 @@ def test_files_and_folders_have_the_usual_permissions(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
         write_json(tmp_path / "file", {})
-        with atomic_folder(tmp_path / "folder", marker="file"):
+        with atomic_folder(tmp_path / "folder", FILE):
             pass
     finally:
         os.umask(before)
@@ -67,9 +70,9 @@ def test_an_error_inside_leaves_the_old_content_and_nothing_else(
     with pytest.raises(expected):
         interrupted(atomic_file, tmp_path / "file", error)
     with pytest.raises(expected):
-        interrupted(atomic_folder, tmp_path / "folder", error, force=True, marker="file")
+        interrupted(atomic_folder, tmp_path / "folder", error, kind=FILE, force=True)
     with pytest.raises(expected):
-        interrupted(atomic_folder, tmp_path / "fresh", error, marker="file")
+        interrupted(atomic_folder, tmp_path / "fresh", error, kind=FILE)
     assert (tmp_path / "file").read_text() == (tmp_path / "folder" / "file").read_text() == "old"
     assert names(tmp_path) == ["file", "folder"]
     assert names(tmp_path / "folder") == ["file"]
@@ -83,7 +86,7 @@ def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
         write_json(tmp_path / "absent" / "inside", {})
     with (
         pytest.raises(UserError, match="file is a file, not a folder; give another --out"),
-        atomic_folder(tmp_path / "file" / "inside", marker="file"),
+        atomic_folder(tmp_path / "file" / "inside", FILE),
     ):
         pytest.fail("the block must not run")
 
@@ -100,7 +103,7 @@ def test_a_full_disk_is_one_sentence_and_changes_nothing(tmp_path: Path) -> None
             pytest.raises(
                 UserError, match="folder could not be written: File too large; nothing was changed"
             ),
-            atomic_folder(tmp_path / "folder", force=True, marker="file") as folder,
+            atomic_folder(tmp_path / "folder", FILE, force=True) as folder,
         ):
             (folder / "large").write_bytes(b"x" * 1001)
     finally:

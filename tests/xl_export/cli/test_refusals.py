@@ -18,6 +18,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from runtimes.base.kinds import (
+    ARTEFACT,
+    DATASET,
+    ENGINE,
+    IMPORTED,
+    PICTURES,
+    POLYGRAPHY,
+    RUN,
+    SERVER_MODEL,
+    SITE,
+    Kind,
+)
 from tests.architectures import ALL_ATTENTION, ARCHITECTURES
 from tests.commands import refused, xl
 from tests.trainer.data.corpus_files import make_source
@@ -231,7 +243,38 @@ BUILD = [
     )),
 ]  # fmt: skip
 
-ROWS = [*TRAIN, *EXPORT, *IMPORT, *PREPARE, *LOOK, *BUILD]
+# Every command that writes a folder, and the kind of the folder.
+FOLDERS = [
+    ("train tiny", RUN),
+    ("export {run}", ARTEFACT),
+    (f"import {BYTES}", IMPORTED),
+    ("prepare text --train text.txt --vocab byte", DATASET),
+    ("prepare enwik8 --from enwik8.zip --unverified", DATASET),
+    ("build {shift} --flavour rtx --compute-capability 8.6", ENGINE),
+    ("refit {ring} {ring}", ENGINE),
+    ("web {ring}", SITE),
+    ("polygraphy {ring}", POLYGRAPHY),
+    ("attention {run} --text text.txt", PICTURES),
+]
+
+
+def earlier(kind: Kind, folder: str) -> Files:
+    """An earlier result of a command, as far as `--force` is concerned, with two other files."""
+    files: Files = dict.fromkeys([f"{folder}/{name}" for name in (kind.marker, *kind.proofs, "CNAME")], "{}")
+    return {**files, f"{folder}/.git/HEAD": "ref"}
+
+
+REPLACE = [
+    *((f"{command} --out out --force", "out also holds '.git' and 'CNAME'", earlier(kind, "out"))
+      for command, kind in FOLDERS),
+    *((f"{command} --out {{ring}}/inside", "ring/inside is inside of … which is an artefact")
+      for command, _ in FOLDERS),
+    ("export {run} --out {trained}/inside", "which is a run"),
+    ("export {run} --out a --triton models --force", "models/a also holds '.git' and 'CNAME'",
+     earlier(SERVER_MODEL, "models/a")),
+    ("demo --out {ring}/inside", "which is an artefact"),
+]  # fmt: skip
+ROWS = [*TRAIN, *EXPORT, *IMPORT, *PREPARE, *LOOK, *BUILD, *REPLACE]
 
 
 @pytest.fixture(scope="module")
@@ -293,7 +336,7 @@ def test_bad_input_is_one_sentence_and_changes_nothing(
         shutil.copytree(place("run"), "copy")
     for name, content in {**BAD_TEXTS, **files}.items():
         path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         if content is None:
             path.unlink()
         else:

@@ -64,7 +64,8 @@ def test_a_small_model_is_trained_and_compared_on_request(
     )
     monkeypatch.setattr(small_model, "read_bytes", lambda path: path.read_bytes()[:1000])
     (tmp_path / "demo/run").mkdir(parents=True)
-    (tmp_path / "demo/run/metrics.jsonl").touch()
+    for name in ("metrics.jsonl", "config.json"):
+        (tmp_path / "demo/run" / name).touch()
     ended = xl("demo", "--train", "--steps", 2, "--out", tmp_path / "demo", "--force", "--json")
     assert ended.exit_code == 0, ended.output
     figures = json_of(ended)

@@ -101,8 +101,9 @@ def test_a_folder_of_finished_blocks_belongs_to_one_plan(tmp_path: Path) -> None
     (tmp_path / "other" / "file").touch()
     with pytest.raises(UserError, match="holds other things than finished blocks"):
         Finished(tmp_path / "other", {}, blocks=1)
+    (folder / "notes.txt").touch()
     again.remove()
-    assert not folder.exists()
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
 
 
 class KilledError(Exception):

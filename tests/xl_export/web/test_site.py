@@ -136,6 +136,26 @@ def test_a_site_is_replaced_only_by_force(
     assert [path.name for path in (written / "models").iterdir()] == ["shift"]
 
 
+@pytest.mark.parametrize("page", ["about.html", "page/logo.png", "models/ring/notes.txt"])
+def test_pages_of_others_are_kept(
+    page: str, written: Path, artefacts: dict[str, Path], node_modules: Path
+) -> None:
+    (written / page).write_text("mine")
+    options = ("--out", written, "--node-modules", node_modules, "--force")
+    refused(xl("web", artefacts["shift"], *options), f"also holds '{page}'")
+    assert (written / page).read_text() == "mine"
+
+
+def test_a_site_of_a_release_that_listed_no_files_is_replaced(
+    written: Path, artefacts: dict[str, Path], node_modules: Path
+) -> None:
+    listed = json.loads((written / "site.json").read_text())
+    assert listed.pop("files")
+    (written / "site.json").write_text(json.dumps(listed))
+    write_site([artefacts["shift"]], written, node_modules=node_modules, force=True)
+    assert [path.name for path in (written / "models").iterdir()] == ["shift"]
+
+
 def test_what_no_browser_runs_is_refused(
     run: Path, artefacts: dict[str, Path], node_modules: Path, tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ import click
 
 from runtimes.base.errors import UserError, needs
 from runtimes.base.folders import refuse_existing
+from runtimes.base.kinds import DATASET
 from runtimes.base.records import to_json
 from runtimes.cli.group import Subgroup
 from runtimes.cli.options import show
@@ -69,11 +70,10 @@ def corpus_command(name: CorpusName) -> click.Command:
     def command(source: Path, out: Path, fetch: bool, unverified: bool, force: bool, as_json: bool) -> None:
         with needs("train", "tqdm"):
             from trainer.data.corpora import CORPORA
-            from trainer.data.dataset import DATA
             from trainer.data.download import download
             from trainer.data.prepare import prepare
 
-        refuse_existing(out, force=force, marker=DATA, sources=[source])
+        refuse_existing(out, DATASET, force=force, sources=[source])
         if not source.exists() and not fetch:
             raise UserError(
                 f"{source} does not exist; give the archive, folder or file of {name}, or download it to "

@@ -11,10 +11,10 @@ import click
 from runtimes.base.errors import UserError, needs
 from runtimes.base.files import refuse_replacing, refuse_unwritable
 from runtimes.base.folders import refuse_existing
+from runtimes.base.kinds import DATASET
 from runtimes.base.records import to_json
 from runtimes.cli.options import json_option, show
 from runtimes.contract.id_files import ID_TYPES
-from runtimes.contract.tokens import DATA
 from xl_export.cli.options import force_option, out_option
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ def _files(
     with needs("train", "tqdm"):
         from trainer.data.own import OwnFiles
 
-    refuse_existing(out, force=force, marker=DATA, sources=[*train, *valid, *test])
+    refuse_existing(out, DATASET, force=force, sources=[*train, *valid, *test])
     for option, paths in (("train", train), ("valid", valid), ("test", test)):
         for path in paths:
             if not path.exists():
