@@ -88,8 +88,8 @@ def refuse_existing(path: Path, kind: Kind, *, force: bool, sources: Sequence[Pa
         foreign = kind.foreign(path)
     if foreign and (missing := kind.lacks(path)):
         raise UserError(
-            f"{path} holds {_two(foreign)} and no {missing}, so it is not {kind.what} that could be "
-            "replaced; give another --out."
+            f"{path} holds other things than {kind.what} ({_two(foreign)}, and no {missing}); give another "
+            "--out."
         )
     if foreign:
         raise UserError(

@@ -106,7 +106,7 @@ ARTEFACT = Kind(
     what="an artefact",
     marker="spec.json",
     proofs=("reference.json",),
-    names=("sampling.json",),
+    names=("sampling.json", "genai_config.json"),
     lists=("spec.json",),
 )
 ENGINE = Kind(
@@ -149,7 +149,10 @@ SERVER_MODEL = Kind(
     what="a model of Triton Inference Server",
     marker="config.pbtxt",
     proofs=("spec.json", "artefact/spec.json"),
-    names=("1/model.onnx", "1/weights.bin", "1/model.plan", "1/model.py", *VOCABULARY),
+    names=(
+        *("1/model.onnx", "1/weights.bin", "1/model.plan", "1/model.py", "artefact/sampling.json"),
+        *VOCABULARY,
+    ),
     lists=("artefact/spec.json",),
 )
 POLYGRAPHY = Kind(

@@ -11,7 +11,14 @@ from runtimes.base.errors import UserError, fields_as_options
 from runtimes.base.records import to_json
 from runtimes.cli.generate import sampling_options
 from runtimes.cli.options import folder_argument, json_option, show
-from runtimes.contract.sampling import SETTINGS, Sampler, read_sampling, write_sampling
+from runtimes.contract.sampling import (
+    GENAI,
+    SETTINGS,
+    Sampler,
+    genai_is_sealed,
+    read_sampling,
+    write_sampling,
+)
 from runtimes.sessions.open import opener_of
 
 
@@ -34,4 +41,7 @@ def set_command(path: Path, reset: bool, as_json: bool, **sampling: Any) -> None
         sampler = (Sampler() if reset else read_sampling(path)).replaced(**sampling)
     write_sampling(path, sampler)
     document = {"path": str(path), "sampling": to_json(sampler)}
-    show(document, [f"{path} draws with {sampler}"], as_json=as_json)
+    lines = [f"{path} draws with {sampler}"]
+    if (path / GENAI).is_file() and genai_is_sealed(path):
+        lines.append(f"{GENAI} keeps its settings, because {path} was exported by an earlier release")
+    show(document, lines, as_json=as_json)

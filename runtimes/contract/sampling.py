@@ -16,6 +16,8 @@ from runtimes.base.files import read_json, write_json
 from runtimes.base.records import from_json
 
 SAMPLING = "sampling.json"
+LEAST_FLOAT32 = 2.0**-126
+GENAI = "genai_config.json"  # onnxruntime-genai's own file, which repeats the settings that it knows
 
 
 @dataclass(frozen=True)
@@ -124,5 +126,29 @@ def read_sampling(folder: Path) -> Sampler:
 
 
 def write_sampling(folder: Path, sampler: Sampler) -> None:
-    """Writes `sampling.json` atomically, with the settings that change the model's probabilities."""
+    """Writes `sampling.json` atomically, with the settings that change the model's probabilities.
+
+    The folder's `genai_config.json` follows, unless the artefact is from a release that sealed it.
+    """
     write_json(folder / SAMPLING, sampler.changed())
+    if (folder / GENAI).is_file() and not genai_is_sealed(folder):
+        config = read_json(folder / GENAI)
+        config["search"] |= genai_search(sampler, config["model"]["vocab_size"])
+        write_json(folder / GENAI, config)
+
+
+def genai_is_sealed(folder: Path) -> bool:
+    """Whether `spec.json` has the hash of `genai_config.json`, as earlier releases wrote it."""
+    return GENAI in read_json(folder / "spec.json")["files"]
+
+
+def genai_search(sampler: Sampler, vocab_size: int) -> dict[str, Any]:
+    """The settings as onnxruntime-genai 0.18 reads them; it refuses a file with others, such as `min_p`."""
+    top_k = sampler.top_k or 0
+    return {
+        "do_sample": sampler.temperature > LEAST_FLOAT32,
+        "temperature": max(sampler.temperature, LEAST_FLOAT32),  # 0 is refused
+        "top_k": top_k if top_k < vocab_size else 0,  # 0 for all; more than all are refused
+        "top_p": max(sampler.top_p, LEAST_FLOAT32),  # 0 is taken for 1
+        "repetition_penalty": sampler.repetition_penalty,
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +13,7 @@ from runtimes.base.errors import ConfigError
 from runtimes.base.files import read_json
 from runtimes.base.records import from_json
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.sampling import Sampler
+from runtimes.contract.sampling import SAMPLING, Sampler, read_sampling
 from trainer.model.config import ModelConfig, refuse_outside
 from trainer.run.choices import CorpusName, refuse_vocab_name
 from trainer.run.optimizer_config import OptimizerConfig, ScheduleConfig
@@ -296,4 +297,8 @@ class TrainConfig:
                 f"{name} is neither a file nor a built-in configuration{meant}`xl-export train --list` shows "
                 "all of them."
             )
-        return cls.from_json(read_json(path), where=str(path))
+        data = read_json(path)
+        config = cls.from_json(data, where=str(path))
+        if "sampling" not in data and os.path.lexists(path.parent / SAMPLING):  # the file of a run
+            return dataclasses.replace(config, sampling=read_sampling(path.parent))
+        return config

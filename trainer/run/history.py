@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import statistics
 import struct
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from runtimes.base.errors import ArtefactError, UserError, first_line
-from runtimes.base.files import open_file, read_bytes, read_json, reading
+from runtimes.base.files import open_file, read_bytes, read_json, reading, write_json
 from runtimes.base.records import from_json, to_json
+from runtimes.contract.sampling import SAMPLING, read_sampling, write_sampling
 from runtimes.contract.spec import VOCAB
 from trainer.run.config import TrainConfig
 
@@ -126,8 +128,19 @@ class History:
 
 
 def read_config(run: Path) -> TrainConfig:
-    """The configuration of a run; raises ArtefactError or ConfigError."""
-    return TrainConfig.from_json(read_json(run / CONFIG), where=str(run / CONFIG))
+    """The configuration of a run; raises UserError.
+
+    How tokens are drawn is in `sampling.json`, which `xl-export set` changes. Earlier releases wrote it into
+    `config.json` too, where it may be out of date.
+    """
+    config = TrainConfig.from_json(read_json(run / CONFIG), where=str(run / CONFIG))
+    return replace(config, sampling=read_sampling(run)) if os.path.lexists(run / SAMPLING) else config
+
+
+def write_config(run: Path, config: TrainConfig) -> None:
+    """Writes the configuration of a run as `config.json` and `sampling.json`."""
+    write_json(run / CONFIG, {key: value for key, value in to_json(config).items() if key != "sampling"})
+    write_sampling(run, config.sampling)
 
 
 def history_of(run: Path, config: TrainConfig) -> History | None:

@@ -19,14 +19,11 @@ from typing import Any
 import numpy as np
 
 from runtimes.base.errors import ConfigError
-from runtimes.base.files import write_json
 from runtimes.base.folders import atomic_folder, refuse_existing, refuse_no_folder
 from runtimes.base.kinds import RUN
 from runtimes.base.lock import only_writer
 from runtimes.base.partial import sweep
 from runtimes.base.progress import Progress
-from runtimes.base.records import to_json
-from runtimes.contract.sampling import write_sampling
 from runtimes.contract.spec import VOCAB
 from runtimes.contract.vocabulary import save_vocab
 from trainer.data.source import Source, load_source, with_vocab_size
@@ -35,7 +32,7 @@ from trainer.model.model import parameter_shapes as sizes
 from trainer.run.checkpoint import load_run, matching_vocab, refuse_no_run
 from trainer.run.choices import VOCAB_KINDS
 from trainer.run.config import TrainConfig
-from trainer.run.history import CONFIG, METRICS, MODEL, STATE, Validation, best, read_config
+from trainer.run.history import METRICS, MODEL, STATE, Validation, best, read_config, write_config
 from trainer.training.parallel import Ranks, joined
 from trainer.training.reporting.journal import check_packages
 from trainer.training.reporting.report import Report
@@ -94,9 +91,8 @@ def train(config: TrainConfig, out: Path | str, *, force: bool = False, progress
             old = only_writer(out, doing="replaced") if replaces else nullcontext()
             new = atomic_folder(out, RUN, force=force, sources=sources)
             with old, new as folder:
-                write_json(folder / CONFIG, to_json(config))
+                write_config(folder, config)
                 save_vocab(folder, source.vocab)
-                write_sampling(folder, config.sampling)
                 for name, content in source.files.items():
                     if isinstance(content, bytes):
                         (folder / name).write_bytes(content)
@@ -151,7 +147,7 @@ def resume(
         before = config_of(run)
         ranks.agree("numbers of steps", f"{before.steps}")  # all have read it before the first one writes it
         if config != before:
-            ranks.on_first(lambda: write_json(run / CONFIG, to_json(config)))
+            ranks.on_first(lambda: write_config(run, config))
         if config.steps > before.steps and progress:
             print(
                 f"{run} continues from step {training.step:,} to {config.steps:,}; the learning rate follows "

@@ -25,7 +25,7 @@ from runtimes.base.records import json_text, to_json
 from runtimes.base.sealed import file_facts
 from runtimes.contract.precision import Measured, MeasuredStep, MemoryPrecision, Precision
 from runtimes.contract.reference import Reference, StepReference, save_reference
-from runtimes.contract.sampling import Sampler, write_sampling
+from runtimes.contract.sampling import GENAI, Sampler, write_sampling
 from runtimes.contract.session import Session
 from runtimes.contract.spec import GRAPH, Spec, Target, save_spec
 from runtimes.contract.vocabulary import Vocab, save_vocab
@@ -144,7 +144,9 @@ def write_artefact(
                 for name, document in genai.genai_files(spec, vocab).items():
                     write_json(folder / name, document)
         save_reference(folder, reference)
-        files = {path.name: file_facts(path) for path in sorted(folder.iterdir())}
+        # `xl-export set` changes the settings in that file, as in `sampling.json`.
+        sealed = [path for path in sorted(folder.iterdir()) if path.name != GENAI]
+        files = {path.name: file_facts(path) for path in sealed}
         save_spec(folder, dataclasses.replace(spec, files=files))
         if sampler:
             write_sampling(folder, sampler)

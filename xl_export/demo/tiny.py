@@ -7,15 +7,13 @@ from typing import Any
 
 import torch
 
-from runtimes.base.files import write_json
-from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.vocabulary import ByteVocab, save_vocab
 from trainer.model.config import ModelConfig
 from trainer.model.model import LanguageModel
 from trainer.run.checkpoint import save_tensors
 from trainer.run.config import TrainConfig
-from trainer.run.history import CONFIG, MODEL
+from trainer.run.history import MODEL, write_config
 from xl_export.artefact.export import export
 
 
@@ -28,7 +26,7 @@ def export_tiny(folder: Path, **options: Any) -> Path:
     rule = MemoryRule(mem_len=24, segment=8)
     config = TrainConfig(model=model, training=rule, evaluation=rule, vocab="byte", text=None)
     torch.manual_seed(0)
-    write_json(run / CONFIG, to_json(config))
+    write_config(run, config)
     save_vocab(run, ByteVocab())
     save_tensors(run / MODEL, LanguageModel(model).state_dict())
     return export(run, folder / "artefact", **options)

@@ -22,6 +22,7 @@ from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.base.kinds import SERVER_MODEL
 from runtimes.contract.engine import NAMES
 from runtimes.contract.reference import load_reference, load_step_reference
+from runtimes.contract.sampling import read_sampling, write_sampling
 from runtimes.contract.spec import GRAPH, SPEC, Spec, load_language_model, load_spec, refuse_unless_one_onnx
 from runtimes.contract.vocabulary import VOCAB_FILES
 from runtimes.sessions.onnx_runtime import OrtSession
@@ -95,6 +96,7 @@ def write_session(artefact: Path, repository: Path, *, force: bool = False) -> P
         contents.mkdir()
         for name in (SPEC, *spec.files):
             shutil.copyfile(artefact / name, contents / name)
+        write_sampling(contents, read_sampling(artefact))
         (folder / SESSION).parent.mkdir()
         shutil.copyfile(Path(server_model.__file__), folder / SESSION)
         config = session_config(spec, name=out.name, sequences=sequences, most_rows=SESSION_ROWS)

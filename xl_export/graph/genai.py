@@ -11,11 +11,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from runtimes.contract.sampling import GENAI, Sampler, genai_search
 from runtimes.contract.spec import GRAPH, Spec
 from runtimes.contract.vocabulary import ByteVocab, CharVocab, SubwordVocab, Vocab
 from runtimes.contract.vocabulary.files import TRANSFORMERS_NAMES
 
-FILE = "genai_config.json"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 MAX_STREAM = 1 << 20  # tokens; genai keeps their ids, 4 bytes each
@@ -39,7 +39,7 @@ def genai_files(spec: Spec, vocab: Vocab) -> dict[str, dict[str, Any]]:
     A vocabulary of which genai cannot compute the same tokens has no tokenizer there: words, ids,
     SentencePiece, and the other kinds of `tokenizers`.
     """
-    return {FILE: genai_config(spec, vocab), **_tokenizer_files(vocab)}
+    return {GENAI: genai_config(spec, vocab), **_tokenizer_files(vocab)}
 
 
 def genai_config(spec: Spec, vocab: Vocab) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def genai_config(spec: Spec, vocab: Vocab) -> dict[str, Any]:
             "chunk_size": spec.rule.segment,
             "past_present_share_buffer": True,
             "num_beams": 1,
-            "do_sample": False,
+            **genai_search(Sampler(), model.vocab_size),
         },
     }
 

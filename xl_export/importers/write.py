@@ -13,11 +13,10 @@ from runtimes.base.kinds import IMPORTED
 from runtimes.base.machine import package_versions
 from runtimes.base.records import to_json
 from runtimes.base.sealed import file_facts
-from runtimes.contract.sampling import write_sampling
 from runtimes.contract.vocabulary import save_vocab
 from trainer.model.model import LanguageModel
 from trainer.run.checkpoint import save_tensors
-from trainer.run.history import CONFIG, MODEL
+from trainer.run.history import MODEL, write_config
 from xl_export.importers.shared.checkpoint import Checkpoint
 from xl_export.importers.shared.vocabularies import IDS
 
@@ -37,9 +36,8 @@ def write_run(checkpoint: Checkpoint, out: Path, *, record: dict[str, Any], forc
     )
     sources = list(checkpoint.files.values())
     with atomic_folder(out, IMPORTED, force=force, sources=sources) as folder:
-        write_json(folder / CONFIG, to_json(config))
+        write_config(folder, config)
         save_vocab(folder, checkpoint.vocab)
-        write_sampling(folder, config.sampling)
         save_tensors(folder / MODEL, {name: tensor.clone() for name, tensor in checkpoint.tensors.items()})
         write_json(folder / IMPORT, record)
 

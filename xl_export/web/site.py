@@ -14,7 +14,7 @@ from runtimes.base.errors import ArtefactError, ConfigError, UserError
 from runtimes.base.files import read_bytes, read_json, write_json
 from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.contract.precision import PRESETS
-from runtimes.contract.sampling import read_sampling, write_sampling
+from runtimes.contract.sampling import GENAI, read_sampling, write_sampling
 from runtimes.contract.spec import (
     BUILD,
     CUDA_GRAPH,
@@ -43,7 +43,7 @@ SITE = "site.json"  # names the models for the page, and marks the folder as a s
 MODELS = "models"
 VENDOR = "vendor"  # the module looks for the packages of others here
 # Files of an artefact that no browser reads: the fused operator is a native library, and genai has its own.
-NOT_COPIED = (CUDA_GRAPH, FUSED, "genai_config.json", "tokenizer_config.json")
+NOT_COPIED = (CUDA_GRAPH, FUSED, GENAI, "tokenizer_config.json")
 MOST_BYTES = 1 << 31  # of weights in fp32: WebAssembly has 4 GiB of addresses, and loading takes them twice
 
 

@@ -464,7 +464,7 @@ def _genai(bench: Bench, prompts: Sequence[Sequence[int]], expected: list[list[s
     model = {"eos_token_id": [end], "decoder": {"session_options": options}}
     config.overlay(json.dumps({"model": model}))
     params = og.GeneratorParams(loaded := og.Model(config))
-    params.set_search_options(batch_size=len(prompts), chunk_size=0)
+    params.set_search_options(batch_size=len(prompts), chunk_size=0, do_sample=False)
     generator = og.Generator(loaded, params)
     generator.append_tokens(np.array(prompts, np.int32))
     found: list[list[str]] = [[] for _ in prompts]

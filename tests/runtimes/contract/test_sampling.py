@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from runtimes import Sampler, generate, load_memory, open_session, save_memory
+from runtimes.base.files import read_json
 from runtimes.contract.sampling import SAMPLING, read_sampling, write_sampling
 from tests.commands import refused, xl
 
@@ -39,6 +40,18 @@ def test_export_writes_the_settings_of_the_recipe(make_run: Callable[..., Path],
     write_sampling(run, OWN)
     assert open_session(run).sampler == OWN
     assert open_session(export(run, tmp_path / "artefact")).sampler == OWN
+
+
+def test_an_import_of_a_run_takes_over_its_settings(make_run: Callable[..., Path], tmp_path: Path) -> None:
+    """One file of a run has them, and the configuration in it works elsewhere."""
+    from trainer.run.config import TrainConfig
+
+    run = shutil.copytree(make_run(), tmp_path / "run")
+    write_sampling(run, OWN)
+    assert xl("import", run, "--out", tmp_path / "imported").exit_code == 0
+    assert read_sampling(tmp_path / "imported") == OWN
+    assert "sampling" not in read_json(tmp_path / "imported" / "config.json")
+    assert TrainConfig.load(tmp_path / "imported" / "config.json").sampling == OWN
 
 
 def test_set_keeps_the_identity_and_the_saved_streams(artefact: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from runtimes.base.errors import ConfigError, TextError
+from runtimes.contract.sampling import Sampler, read_sampling, write_sampling
 from runtimes.contract.vocabulary import load_vocab
 from tests.commands import xl
 from tests.trainer.training.runs import lines_of
@@ -102,7 +103,7 @@ def test_train_plans_a_text_without_a_configuration(
     assert "The plan: characters as tokens; 2 layers of 64" in result.stdout
     stored = json.loads((tmp_path / "run" / "config.json").read_text())
     assert (stored["vocab"], stored["steps"]) == ("char", 4)
-    assert stored["sampling"]["temperature"] == 0.8
+    assert read_sampling(tmp_path / "run").temperature == 0.8
 
 
 @pytest.mark.parametrize(
@@ -147,6 +148,7 @@ def test_tuning_starts_from_the_best_weights(
     first: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (first / "training.safetensors").unlink()  # as in a run that was imported
+    write_sampling(first, Sampler(temperature=0.5, top_p=0.7))
     config, paragraph = plan_tuning(first, text=str(text_file), minutes=1, steps=3)
     assert config.optimizer.lr == pytest.approx(0.3 * load_run(first).config.optimizer.lr)
     assert "The optimiser starts fresh" in paragraph
@@ -155,6 +157,7 @@ def test_tuning_starts_from_the_best_weights(
     before = load_file(first / "model.safetensors")
     after = load_file(run / "model.safetensors")
     assert all(torch.equal(after[name], before[name]) for name in before)
+    assert read_sampling(run) == load_run(run).config.sampling == Sampler(temperature=0.5, top_p=0.7)
     assert load_vocab(run / "vocab.json").to_json() == load_vocab(first / "vocab.json").to_json()
 
 

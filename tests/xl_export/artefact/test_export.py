@@ -27,7 +27,7 @@ from tests.nightly import every
 from tests.sealing import identity
 from xl_export.artefact.export import export
 from xl_export.cli.main import main
-from xl_export.graph import step, visibility
+from xl_export.graph import genai, step, visibility
 from xl_export.graph.fused_cpu import FusedStepGraph
 
 
@@ -262,7 +262,8 @@ def test_the_artefact_opens_without_pytorch(artefacts: dict[str, Path]) -> None:
 def test_the_files_of_an_artefact_are_those_of_its_spec(artefacts: dict[str, Path]) -> None:
     for folder in artefacts.values():
         spec = load_spec(folder)
-        assert {file.name for file in folder.iterdir()} == {*spec.files, "spec.json", "sampling.json"}
+        unsealed = {"sampling.json", *["genai_config.json"] * genai.takes(spec)}
+        assert {file.name for file in folder.iterdir()} == unsealed | {*spec.files, "spec.json"}
         assert identity(folder / "spec.json") == spec.identity == open_session(folder).identity
 
 

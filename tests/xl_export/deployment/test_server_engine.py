@@ -62,7 +62,7 @@ def test_an_existing_model_is_refused_before_building(
     there.parent.mkdir(parents=True)
     there.write_text("mine")
     made = xl("build", artefacts["shift"], "--out", tmp_path / "e", "--triton", tmp_path / "models")
-    refused(made, f"{there.parent} holds 'config.pbtxt' and no spec.json")
+    refused(made, f"{there.parent} holds other things", "'config.pbtxt', and no spec.json")
     assert there.read_text() == "mine"
     assert not (tmp_path / "e").exists()
 

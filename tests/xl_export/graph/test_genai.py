@@ -12,11 +12,14 @@ import numpy as np
 import pytest
 
 from runtimes import Sampler, generate, open_session
+from runtimes.contract.sampling import write_sampling
 from runtimes.contract.vocabulary import ByteVocab, CharVocab, IdsVocab, SubwordVocab, Vocab, WordVocab
+from tests.commands import xl
 from trainer.data.subwords import learn_subwords
 from xl_export.graph.genai import _tokenizer_files
 
 og = pytest.importorskip("onnxruntime_genai", reason="onnxruntime-genai has no package for this platform")
+SMALL = Path(__file__).parents[2] / "data" / "small"  # written by an earlier release
 PROMPT, LENGTH = "The function of the file", 60
 TEXTS = ("The  quick\n\nbrown fox", " ", "\n", "  two  spaces  ", "I'm 1234 isn't...!?")
 
@@ -26,10 +29,16 @@ def greedy(artefact: Path, prompt: str) -> list[int]:
     return [piece.token for piece in pieces]
 
 
+def greedy_generator(artefact: Path) -> Any:
+    params = og.GeneratorParams(model := og.Model(str(artefact)))
+    params.set_search_options(do_sample=False)
+    return og.Generator(model, params)
+
+
 def test_genai_generates_the_same_tokens_beyond_the_ring(artefacts: dict[str, Path]) -> None:
     session = open_session(artefacts["ring"])
     assert 2 * session.rule.slots < LENGTH
-    generator = og.Generator(model := og.Model(str(artefacts["ring"])), og.GeneratorParams(model))
+    generator = greedy_generator(artefacts["ring"])
     assert len(PROMPT) > session.rule.segment  # cut by genai into pieces that the ring has room for
     generator.append_tokens(session.vocab.encode(PROMPT).astype(np.int32))
     found = []
@@ -39,11 +48,54 @@ def test_genai_generates_the_same_tokens_beyond_the_ring(artefacts: dict[str, Pa
     assert found == greedy(artefacts["ring"], PROMPT)
 
 
+@pytest.mark.parametrize(
+    ("sampler", "likeliest"),
+    [
+        (Sampler(), False),
+        (Sampler(temperature=1e6, top_k=5, top_p=0.9, repetition_penalty=1.1, min_p=0.1), False),
+        (Sampler(top_k=1 << 40), False),
+        (Sampler(temperature=0, top_k=7), True),
+        (Sampler(temperature=5e-324), True),
+        (Sampler(top_p=5e-324), True),
+        (Sampler(top_p=5e-324, top_k=7), True),
+    ],
+    ids=str,
+)
+def test_genai_draws_as_set_says(
+    sampler: Sampler, likeliest: bool, artefacts: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(artefacts["ring"], tmp_path / "artefact")
+    identity = open_session(folder).identity
+    write_sampling(folder, sampler)
+    assert open_session(folder).identity == identity
+    search = json.loads((folder / "genai_config.json").read_text())["search"]
+    assert search["do_sample"] == (sampler.temperature > 1e-300)
+    if sampler.min_p:
+        named = {name: search[name] for name in ("temperature", "top_k", "top_p", "repetition_penalty")}
+        assert named == {"temperature": 1e6, "top_k": 5, "top_p": 0.9, "repetition_penalty": 1.1}
+    generator = og.Generator(model := og.Model(str(folder)), og.GeneratorParams(model))
+    generator.append_tokens(open_session(folder).vocab.encode(PROMPT).astype(np.int32))
+    found = []
+    while len(found) < LENGTH:
+        generator.generate_next_token()
+        found.append(int(generator.get_next_tokens()[0]))
+    assert (found == greedy(folder, PROMPT)) == likeliest
+
+
+def test_a_sealed_configuration_keeps_its_settings(tmp_path: Path) -> None:
+    """Artefacts of earlier releases have its hash in spec.json."""
+    folder = shutil.copytree(SMALL, tmp_path / "artefact")
+    before = (folder / "genai_config.json").read_bytes()
+    assert "genai_config.json keeps its settings" in xl("set", folder, "--top-k", "3").stdout
+    assert (folder / "genai_config.json").read_bytes() == before
+    assert open_session(folder).sampler == Sampler(top_k=3)
+
+
 def test_genai_runs_a_batch(artefacts: dict[str, Path]) -> None:
     session = open_session(artefacts["ring"])
     prompts = ["The func", "a statem"]  # genai takes the prompts of a batch in one piece
     params = og.GeneratorParams(model := og.Model(str(artefacts["ring"])))
-    params.set_search_options(batch_size=2)
+    params.set_search_options(batch_size=2, do_sample=False)
     rows = np.stack([session.vocab.encode(prompt) for prompt in prompts]).astype(np.int32)
     with pytest.raises(RuntimeError, match="batch_size must be 1"):  # it would cut across the rows
         og.Generator(model, params).append_tokens(rows)
@@ -80,8 +132,8 @@ def test_genai_reads_subwords_and_ends_with_a_document(chain: Callable[..., Any]
         vocab.special.beginning,
         vocab.special.padding,
     )
-    tokenizer, prompt = og.Tokenizer(model := og.Model(str(folder))), "The name of the file " * 5
-    generator = og.Generator(model, og.GeneratorParams(model))
+    tokenizer, prompt = og.Tokenizer(og.Model(str(folder))), "The name of the file " * 5
+    generator = greedy_generator(folder)
     generator.append_tokens(tokenizer.encode(prompt))
     found: list[int] = []
     while len(found) < LENGTH and not generator.is_done():
