@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +68,62 @@ def range_cases() -> list[dict[str, Any]]:
     for name, setting in SETTINGS.items():
         beyond = 2 if name == "top_k" else 0.005  # a top_k of 0 means all tokens in C++
         for value in (setting.least - beyond, setting.least, setting.most, setting.most + beyond):
-            if math.isfinite(value):
-                expected = None if value in setting else setting.expected
-                cases.append({"name": name, "value": value, "expected": expected})
+            expected = None if value in setting else setting.expected
+            cases.append({"name": name, "value": value, "expected": expected})
     return cases
+
+
+def file_cases() -> dict[bytes, Sampler | None]:
+    """Contents of a `sampling.json`, and what they say; None for those that every implementation refuses."""
+    cases: dict[bytes, Sampler | None] = {
+        json.dumps({case["name"]: case["value"]}).encode(): None
+        if case["expected"]
+        else Sampler(**{case["name"]: case["value"]})
+        for case in range_cases()
+    }
+    cases |= {
+        b"{}": Sampler(),
+        b' {"top_k" : null,\r\n\t"temperature": 1}\n': Sampler(),
+        b'{"t\\u006fp_k": 7, "temperature": 5e-1}': Sampler(top_k=7, temperature=0.5),
+        b'{"temperature": -0.0}': Sampler(temperature=0),
+    }
+    # Numbers that are not whole as they are written, or that no language reads exactly.
+    for number in ("0", "-1", "1.0", "1e0", "1.5", "10E1", "9007199254740992", str(1 << 64), "1" * 400):
+        cases[f'{{"top_k": {number}}}'.encode()] = None
+    for value in ("null", "true", '"1"', "[1]", "{}", "NaN", "Infinity", "1e999", "01", ".5", "1.", "+1"):
+        cases[f'{{"temperature": {value}}}'.encode()] = None
+    refused = (
+        "",
+        "[]",
+        "null",
+        "1",
+        "{",
+        "{}}",
+        '{"top_p": 0.5,}',
+        '{"topP": 0.9}',
+        '{"heat": 1}',
+        "{'top_p': 1}",
+    )
+    cases |= dict.fromkeys(map(str.encode, refused))
+    # Readers differ in which of two equal keys they use, and in whether a byte-order mark is text.
+    twice = ('{"top_k": 1, "top_k": 2}', '{"top_p": 0.5, "top_p": 0.5}', '{"top_k": 1, "t\\u006fp_k": 1}')
+    cases |= dict.fromkeys(map(str.encode, twice))
+    cases |= {b"\xef\xbb\xbf{}": None, b'{"top_p": 0.5}\xff': None, b'{"top_p": 0.5}\0': None}
+    return cases
+
+
+def put_no_file(path: Path, kind: str) -> None:
+    """Makes something else than a file where `sampling.json` would be."""
+    makers: dict[str, Callable[[], object]] = {
+        "pipe": lambda: os.mkfifo(path),
+        "folder": path.mkdir,
+        "loop": lambda: path.symlink_to(path.name),
+        "link to nothing": lambda: path.symlink_to("nowhere"),
+    }
+    makers[kind]()
+
+
+NO_FILES = ("pipe", "folder", "loop", "link to nothing")
 
 
 def make_cases() -> list[dict[str, Any]]:

@@ -13,11 +13,13 @@ import io
 import json
 import math
 import os
+import re
 import stat
 import struct
 import tokenize
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,8 @@ from runtimes.base.errors import ArtefactError, UserError, first_line
 from runtimes.base.partial import make_hidden, sweep
 from runtimes.base.records import json_text
 from runtimes.base.text import decode_text, text_pieces
+
+HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")  # half of a surrogate pair, as JSON writes it
 
 Content = bytes | bytearray | memoryview  # of a file that was read
 
@@ -173,18 +177,31 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def read_json(path: Path, content: Content | None = None) -> Any:
-    """Parsed JSON; raises ArtefactError when the file is missing or is not JSON.
+    """Parsed JSON; raises ArtefactError when the file is missing, is not JSON, or has no one meaning.
 
-    content: of the file, if it was read already.
+    content: of the file, if it was read already. Readers differ in what they make of a key that an object has
+    twice, and of half a surrogate pair.
     """
     try:
-        return json.loads(decode_text(read_bytes(path) if content is None else bytes(content), str(path)))
+        text = decode_text(read_bytes(path) if content is None else bytes(content), str(path))
+        data = json.loads(text, object_pairs_hook=_object)
+        if HALF_PAIR.search(text):
+            json.dumps(data, ensure_ascii=False).encode()  # a ValueError unless each has its other half
+        return data
     except (UserError, RecursionError, ValueError) as error:
         if isinstance(error, UserError):
             raise ArtefactError(str(error)) from error
         raise ArtefactError(
             f"{path} is not valid JSON ({first_line(error)}); copy or make it again."
         ) from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"it has the key {twice!r:.60} twice")
+    return found
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:

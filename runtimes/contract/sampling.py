@@ -6,16 +6,18 @@ changing it changes neither the identity of the artefact nor its saved streams.
 
 from __future__ import annotations
 
-import math
+import codecs
+import os
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 from runtimes.base.errors import UserError
-from runtimes.base.files import read_json, write_json
+from runtimes.base.files import read_bytes, read_json, write_json
 from runtimes.base.records import from_json
 
 SAMPLING = "sampling.json"
+MOST_TOP_K = 2**53 - 1  # the largest whole number that every language reads exactly
 LEAST_FLOAT32 = 2.0**-126
 GENAI = "genai_config.json"  # onnxruntime-genai's own file, which repeats the settings that it knows
 
@@ -26,14 +28,12 @@ class Setting:
 
     help: str
     least: float
-    most: float = math.inf
+    most: float
     exclusive: bool = False  # whether `least` itself is outside of the range
 
     @property
     def expected(self) -> str:
         """The range in words."""
-        if math.isinf(self.most):
-            return f"at least {self.least:g}"
         if self.exclusive:
             return f"above {self.least:g} and at most {self.most:,.0f}"
         return f"{self.least:g} to {self.most:,.0f}"
@@ -53,7 +53,7 @@ class Sampler:
         float,
         Setting("Below 1 likely tokens become likelier, above 1 less so; 0 takes the likeliest.", 0, 1e6),
     ] = 1.0
-    top_k: Annotated[int | None, Setting("Draw from the k likeliest tokens.", 1)] = None
+    top_k: Annotated[int | None, Setting("Draw from the k likeliest tokens.", 1, MOST_TOP_K)] = None
     top_p: Annotated[
         float,
         Setting("Draw from the fewest likeliest tokens with this total probability.", 0, 1, exclusive=True),
@@ -111,13 +111,17 @@ SETTINGS: dict[str, Setting] = {
 def read_sampling(folder: Path) -> Sampler:
     """The settings that the model in a folder recommends; a neutral Sampler if it has no `sampling.json`.
 
-    Raises UserError for a file that is not valid.
+    Raises UserError for a file that is not valid, and for anything else by that name. Every implementation
+    accepts the same files (`tests/sampling.py`).
     """
     path = folder / SAMPLING
-    if not path.is_file():
+    if not os.path.lexists(path):
         return Sampler()
     try:
-        return from_json(Sampler, read_json(path), where=str(path))
+        content = read_bytes(path)
+        if content.startswith(codecs.BOM_UTF8):
+            raise UserError("it begins with a byte-order mark.")
+        return from_json(Sampler, read_json(path, content), where=str(path))
     except UserError as error:
         sentence = str(error) if str(path) in str(error) else f"{path}: {error}"
         raise UserError(

@@ -60,6 +60,7 @@ class Driver {
     if (op == "decode") return decode();
     if (op == "draw") return draw();
     if (op == "uniforms") return uniforms();
+    if (op == "sampling") return recommended();
     if (op == "in_place") return in_place();
     if (op == "json") return detail::json::parse(text("text")), "{}";
     return "{\"lacks\": true}";
@@ -234,6 +235,16 @@ class Driver {
     for (const std::int64_t token : ids("generated")) ++history[token];
     const double uniform = std::stod(asked_.at("uniform").text);
     return "{\"token\": " + std::to_string(sampler(asked_.at("settings"))(logits, history, uniform)) + "}";
+  }
+
+  std::string recommended() {
+    const xl_export::Sampler found = detail::read_sampling(text("folder"));
+    std::ostringstream out;
+    out.precision(17);
+    out << "{\"top_k\": " << found.top_k;
+    for (const detail::Setting& setting : detail::settings)
+      out << ", \"" << setting.name << "\": " << found.*setting.value;
+    return out.str() + "}";
   }
 
   std::string uniforms() {

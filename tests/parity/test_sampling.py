@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import runtimes
-from runtimes.contract.sampling import write_sampling
+from runtimes.base.errors import UserError
+from runtimes.contract.sampling import read_sampling, write_sampling
 from tests.parity.operations import Program
 from tests.runtimes.contract.test_spec import in_place_cases
-from tests.sampling import read_cases
+from tests.sampling import NO_FILES, file_cases, put_no_file, read_cases
 
 
 @pytest.fixture(params=["cpp", "javascript"])
@@ -62,12 +65,48 @@ def test_the_model_recommends_its_sampling(
     program.ask("start", stream="a")
     found = program.ask("generate", stream="a", text=text[:20], max_tokens=40, seed=3, recommended=True)
     assert found["tokens"] == [piece.token for piece in pieces]
-    wrong = shutil.copytree(folder, tmp_path / "wrong")
-    for content, words in (
-        ('{"top_p": 7}', "is 7; expected above 0 and at most 1"),
-        ('{"topP": 0.9}', "unknown"),
-        ('{"temperature": "1"}', "number"),
-        ("[]", "object"),
-    ):
-        (wrong / "sampling.json").write_text(content)
-        assert words in program.refusal("open", model=str(wrong))
+    (wrong := shutil.copytree(folder, tmp_path / "wrong") / "sampling.json").write_text('{"top_p": 7}')
+    assert "is 7; expected above 0 and at most 1" in program.refusal("open", model=str(wrong.parent))
+
+
+@pytest.fixture(params=["python", "cpp", "javascript"])
+def read(request: pytest.FixtureRequest) -> Callable[[Path], runtimes.Sampler]:
+    """A reader of the `sampling.json` in a folder, which raises UserError."""
+    if request.param == "python":
+        return read_sampling
+    program: Program = request.getfixturevalue(request.param)
+
+    def settings(folder: Path) -> runtimes.Sampler:
+        answer = program.ask("sampling", folder=str(folder))
+        if "error" in answer:
+            raise UserError(answer["error"])
+        named = {re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", key): answer[key] for key in answer}
+        return runtimes.Sampler(**{**named, "top_k": named["top_k"] or None})
+
+    return settings
+
+
+def test_every_implementation_accepts_the_same_settings(
+    read: Callable[[Path], runtimes.Sampler], tmp_path: Path
+) -> None:
+    assert read(tmp_path) == runtimes.Sampler()
+    wrong = []
+    for content, expected in file_cases().items():
+        (tmp_path / "sampling.json").write_bytes(content)
+        found: runtimes.Sampler | UserError | None
+        try:
+            found = read(tmp_path)
+        except UserError as error:
+            found = None if "sampling.json" in str(error) else error
+        if found != expected:
+            wrong.append((content, found, expected))
+    assert wrong == []
+
+
+@pytest.mark.parametrize("kind", NO_FILES)
+def test_what_is_no_file_is_refused_as_settings(
+    kind: str, read: Callable[[Path], runtimes.Sampler], tmp_path: Path
+) -> None:
+    put_no_file(tmp_path / "sampling.json", kind)
+    with pytest.raises(UserError, match=r"sampling\.json"):
+        read(tmp_path)

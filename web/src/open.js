@@ -103,7 +103,7 @@ export async function openHere(address, options = {}) {
  * How the artefact recommends to draw tokens; its `sampling.json` is optional, and no hash covers it.
  * @param {import("./files/source.js").Source} source @param {AbortSignal} [signal]
  */
-async function recommended(source, signal) {
+export async function recommended(source, signal) {
   let bytes;
   try {
     bytes = await source.read(SAMPLING, { most: MOST_SPEC_BYTES, signal });

@@ -3,7 +3,7 @@
  * intact.
  */
 import { XLExportError, shown } from "./errors.js";
-import { parseJson, utf8 } from "./files/json.js";
+import { parseJson, utf8, withoutNumbers } from "./files/json.js";
 import { sha256 } from "./files/sha256.js";
 import { Sampler } from "./text/sampler.js";
 
@@ -83,6 +83,9 @@ export function readSampling(bytes, where) {
     refuse(`expected a JSON object, found ${shown(given)}`);
   /** @type {Record<string, number | null>} */
   const settings = {};
+  const { top_k: written } = withoutNumbers(bytes, where);
+  if (typeof given.top_k === "number" && !/^-?\d+$/.test(written))
+    refuse(`top_k is ${written}; expected a whole number`);
   for (const [name, value] of Object.entries(given)) {
     const option = SETTINGS.get(name);
     if (!option)
@@ -91,7 +94,11 @@ export function readSampling(bytes, where) {
       refuse(`${name} is ${shown(value)}; expected a number`);
     settings[option] = value;
   }
-  new Sampler(/** @type {any} */ (settings)); // refuses what is out of range
+  try {
+    new Sampler(/** @type {any} */ (settings)); // refuses what is out of range
+  } catch (error) {
+    refuse(/** @type {Error} */ (error).message.slice(0, -1));
+  }
   return /** @type {any} */ (settings);
 }
 

@@ -3,7 +3,9 @@ import { existsSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { createInterface } from "node:readline";
 import { loadLibrary } from "../src/engine/runtime.js";
+import { sourceOf } from "../src/files/source.js";
 import { XLExportError, decode, open } from "../src/index.js";
+import { recommended } from "../src/open.js";
 import { writesInPlace } from "../src/spec.js";
 import { Random } from "../src/text/random.js";
 import { Sampler } from "../src/text/sampler.js";
@@ -37,6 +39,9 @@ const operations = {
     model = null;
     model = await open(address, { device, worker, ...more });
     return { size: model.spec.model.vocab_size, memory: model.facts.memory };
+  },
+  async sampling({ folder }) {
+    return new Sampler(await recommended(sourceOf(folder)));
   },
   async check() {
     const { passed, tolerance, meanTolerance } = await model.check();

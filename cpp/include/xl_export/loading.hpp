@@ -50,12 +50,14 @@ struct Loaded {
   std::vector<ort::Signature> inputs, outputs;  // in the order in which a step gives them
 };
 
-// How the artefact in a folder recommends to draw tokens: its sampling.json, if it has one.
+// How the artefact in a folder recommends to draw tokens: its sampling.json, if it has one. Anything else by
+// that name is refused, such as a link to nothing.
 inline Sampler read_sampling(const std::filesystem::path& folder) {
   const std::filesystem::path path = folder / "sampling.json";
   std::error_code error;
   Sampler sampler;
-  if (!std::filesystem::is_regular_file(path, error)) return sampler;
+  if (std::filesystem::symlink_status(path, error).type() == std::filesystem::file_type::not_found)
+    return sampler;
   const Bytes bytes = read_file(path, max_spec_bytes);
   return naming(path, [&] {
     const json::Value document = json::parse(as_text(bytes));
@@ -64,7 +66,7 @@ inline Sampler read_sampling(const std::filesystem::path& folder) {
       const std::string& name = document.keys[at];
       const json::Value& value = document.items[at];
       if (name == "top_k") {
-        if (!value.is(json::Kind::null)) sampler.top_k = value.integer(1, INT64_MAX);
+        if (!value.is(json::Kind::null)) sampler.top_k = value.integer(1, most_top_k);
         continue;
       }
       const auto found = std::find_if(std::begin(settings), std::end(settings),

@@ -178,6 +178,9 @@ inline constexpr Setting settings[] = {
     {"frequency_penalty", &Sampler::frequency_penalty, -2, 2, "-2 to 2"},
 };
 
+// The largest whole number that every language reads exactly.
+inline constexpr std::int64_t most_top_k = (std::int64_t{1} << 53) - 1;
+
 }  // namespace detail
 
 inline void Sampler::verify() const {
@@ -191,7 +194,8 @@ inline void Sampler::verify() const {
     const double value = this->*setting.value;
     require(setting.name, value, value >= setting.least && value <= setting.most, setting.expected);
   }
-  require("top_k", static_cast<double>(top_k), top_k >= 0, "at least 1, or 0 for all");
+  require("top_k", static_cast<double>(top_k), top_k >= 0 && top_k <= detail::most_top_k,
+          "1 to 9,007,199,254,740,991, or 0 for all");
 }
 
 }  // namespace xl_export

@@ -145,7 +145,7 @@ function folder(place) {
     name,
     async read(file, { onBytes, most = LARGEST, signal } = {}) {
       refuseStopped(signal);
-      const { constants, open } = await import("node:fs/promises");
+      const { constants, lstat, open } = await import("node:fs/promises");
       const { join } = await import("node:path");
       const path = place instanceof URL ? new URL(file, place) : join(place, file);
       const failed = (/** @type {string} */ why, Kind = XLExportError) =>
@@ -162,7 +162,9 @@ function folder(place) {
         return bytes;
       } catch (error) {
         if (error instanceof XLExportError) throw error;
-        const missing = /** @type {{code?: string}} */ (error).code === "ENOENT";
+        // A link to nothing is a fault of the folder.
+        const missing =
+          /** @type {{code?: string}} */ (error).code === "ENOENT" && !(await lstat(path).catch(() => null));
         throw missing ? failed(`it does not exist; ${HINT}`, MissingError) : failed(firstLine(error));
       } finally {
         await stream?.close();

@@ -12,9 +12,9 @@ export class Sampler {
     presencePenalty = 0,
     frequencyPenalty = 0,
   } = {}) {
-    const whole = topK === null || Number.isInteger(topK);
+    const whole = topK === null || Number.isSafeInteger(topK);
     require({ temperature }, temperature >= 0 && temperature <= 1e6, "0 to 1,000,000");
-    require({ topK }, whole && (topK ?? 1) >= 1, "an integer of at least 1, or null for all tokens");
+    require({ topK }, whole && (topK ?? 1) >= 1, "an integer from 1 to 9,007,199,254,740,991, or null for all");
     require({ topP }, topP > 0 && topP <= 1, "above 0 and at most 1");
     require({ minP }, minP >= 0 && minP <= 1, "0 to 1");
     require({ repetitionPenalty }, repetitionPenalty >= 0.01 && repetitionPenalty <= 100, "0.01 to 100");
