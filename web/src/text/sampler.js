@@ -14,7 +14,8 @@ export class Sampler {
   } = {}) {
     const whole = topK === null || Number.isSafeInteger(topK);
     require({ temperature }, temperature >= 0 && temperature <= 1e6, "0 to 1,000,000");
-    require({ topK }, whole && (topK ?? 1) >= 1, "an integer from 1 to 9,007,199,254,740,991, or null for all");
+    const inside = whole && (topK ?? 1) >= 1;
+    require({ topK }, inside, "a whole number, 1 to 9,007,199,254,740,991, or null for all");
     require({ topP }, topP > 0 && topP <= 1, "above 0 and at most 1");
     require({ minP }, minP >= 0 && minP <= 1, "0 to 1");
     require({ repetitionPenalty }, repetitionPenalty >= 0.01 && repetitionPenalty <= 100, "0.01 to 100");
