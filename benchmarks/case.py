@@ -18,10 +18,13 @@ from benchmarks.configs import CONFIGS, LONGEST, BenchmarkConfig
 from benchmarks.runs import Figures, History, Run
 from runtimes.base.errors import ConfigError
 from runtimes.base.machine import available_cpus
+from runtimes.base.ranges import Range
+from runtimes.cli.options import Number
 from runtimes.contract.rule import MemoryRule
 
 FILE = click.Path(path_type=Path)
 SMALL = "small"
+MINUTES = Range(0, 1e6, exclusive=True)
 Cell = Callable[[Figures, Run], str]  # the text of a column for a row of a run
 
 
@@ -175,7 +178,7 @@ def option(name: str, text: str, **settings: Any) -> click.Option:
 
 def minutes_option(text: str, default: float) -> click.Option:
     """A time; text: what it limits."""
-    return option("--minutes", text, type=click.FloatRange(min=0, min_open=True), default=default)
+    return option("--minutes", text, type=Number(MINUTES), default=default)
 
 
 def only_option(names: Iterable[str], text: str) -> click.Option:

@@ -26,11 +26,13 @@ from pathlib import Path
 
 import click
 
+from benchmarks.case import MINUTES
 from benchmarks.machine import commit, machine_facts, versions
 from benchmarks.private import Scrubber, scrubber
 from runtimes.base.files import atomic_file, writing
 from runtimes.base.folders import refuse_existing
 from runtimes.base.kinds import GPU_REPORT
+from runtimes.cli.options import Number
 from runtimes.sessions.ort_gpu.driver import ask_driver
 
 ROOT = Path(__file__).parents[1]
@@ -131,7 +133,7 @@ class Ended:
 )
 @click.option(
     "--minutes",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(MINUTES),
     default=60.0,
     show_default=True,
     help="Limit of all parts together.",

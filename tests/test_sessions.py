@@ -222,7 +222,7 @@ def test_tokens_lengths_and_targets_that_do_not_fit_are_refused(session: Session
 
 def test_an_impossible_batch_is_refused(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     for batch in (0, -1, 1 << 20, "two", 1.5, [1], None):
-        with pytest.raises(StreamError, match=r"batch is .*; expected a whole number of rows from 1 to"):
+        with pytest.raises(StreamError, match=r"batch is .*; expected a whole number from 1 to"):
             session.start(batch)  # type: ignore[arg-type]
     assert session.start(np.int64(2)).batch == 2  # type: ignore[arg-type]
     monkeypatch.setattr("runtimes.base.machine.memory_bytes", lambda: 10_000)

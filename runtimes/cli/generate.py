@@ -10,30 +10,30 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from runtimes.base.errors import UserError, fields_as_options
+from runtimes.base.errors import UserError
 from runtimes.base.files import refuse_unwritable
 from runtimes.base.records import json_text, to_json
 from runtimes.cli.group import LongCommand
 from runtimes.cli.lines import FORMATS, Format, read_prompts
-from runtimes.cli.options import device_option, folder_argument, threads_option
+from runtimes.cli.options import Number, device_option, folder_argument, threads_option
 from runtimes.contract.checks import load_memory
 from runtimes.contract.device import Device
 from runtimes.contract.memory import holds_streams, save_memory
-from runtimes.contract.sampling import SETTINGS, Sampler
+from runtimes.contract.sampling import SETTINGS
 from runtimes.contract.vocabulary import Vocab, decode
 from runtimes.sessions.open import open_session
-from runtimes.tasks.beams import Continuation, beam_search, best_of
+from runtimes.tasks.beams import LENGTH_PENALTIES, Continuation, beam_search, best_of
 from runtimes.tasks.generate import Piece, Prompt, encode_prompt, generate
 
 
 def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
     """The command with an option for each field of a Sampler; one that is not given is None."""
     for name, setting in reversed(SETTINGS.items()):
-        all_tokens = " 0 means from all." if name == "top_k" else ""
+        all_tokens = name == "top_k"
         command = click.option(
             f"--{name.replace('_', '-')}",
-            type=int if name == "top_k" else float,
-            help=setting.help + all_tokens,
+            type=click.IntRange(0, int(setting.most)) if all_tokens else Number(setting),
+            help=setting.help + " 0 means from all." * all_tokens,
         )(command)
     return command
 
@@ -109,7 +109,7 @@ def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
     "--length-penalty",
     default=1.0,
     show_default=True,
-    type=click.FloatRange(min=0.0),
+    type=Number(LENGTH_PENALTIES),
     help="With --beams: the power of the length that log-probabilities are divided by; 0 compares sums.",
 )
 @click.option(
@@ -184,8 +184,6 @@ def generate_command(
                 f"{save_to} exists and is no file of saved streams, so it is not replaced; give another "
                 "--save-memory, or delete it first."
             )
-    with fields_as_options(*SETTINGS):
-        Sampler().replaced(**sampling)  # refused before the model is opened
     if as_json and show_ids:
         raise UserError("--json has the ids of every token already; leave out --ids.")
     session = open_session(path, threads=threads, device=device)

@@ -10,9 +10,11 @@ from typing import Any
 import click
 
 from runtimes.base.errors import UserError
+from runtimes.base.ranges import Range
 from runtimes.base.startup import start_command
 from runtimes.base.terminal import printable
 from runtimes.cli.ends import clean_up_when_terminated, stop_insisting, stopped_in_a_word, terminals_protected
+from runtimes.cli.options import name_of
 
 Sections = Mapping[str, Sequence[click.Command]]
 HYPHEN = "\u2011"  # one at which no line is broken
@@ -49,7 +51,7 @@ class LongCommand(click.Command):
         rows = {}
         for param in self.get_params(ctx):
             if isinstance(param, click.Option) and (row := param.get_help_record(ctx)) is not None:
-                rows[_name(param)] = row
+                rows[name_of(param)] = row
         for title, names in self.sections.items():
             with formatter.section(title):
                 formatter.write_dl([rows.pop(name) for name in names.split()])
@@ -162,7 +164,7 @@ def _refusal(error: click.UsageError) -> click.ClickException:
         return Refusal(f"{path} has no option {error.option_name}; {meant}`{path} --help` lists all of them.")
     if isinstance(error, click.MissingParameter) and isinstance(error.param, click.Option):
         return Refusal(_missing(error.param))
-    if isinstance(error, click.BadParameter) and (sentence := _no_number(error)):
+    if isinstance(error, click.BadParameter) and (sentence := _no_integer(error)):
         return Refusal(sentence)
     message = " ".join(error.format_message().split()).rstrip(".")
     return Refusal(f"{message[:1].lower()}{message[1:]}; `{path} --help` says what it accepts.")
@@ -175,32 +177,23 @@ def _missing(option: click.Option) -> str:
     expected = (option.help or "").replace("; ", ". ").partition(". ")[0].rstrip(".")
     if isinstance(option.type, click.Choice):
         expected = f"one of {', '.join(option.type.choices)}"
-    return f"{_name(option)} is missing; add `{_name(option)}` and {expected[:1].lower()}{expected[1:]}."
+    return f"{name_of(option)} is missing; add `{name_of(option)}` and {expected[:1].lower()}{expected[1:]}."
 
 
-def _name(option: click.Parameter) -> str:
-    return next((name for name in option.opts if name.startswith("--")), option.opts[0])
-
-
-def _no_number(error: click.BadParameter) -> str | None:
-    """One sentence for what is not a number or is out of range, for which click's own depends on the kind;
-    None for any other parameter.
+def _no_integer(error: click.BadParameter) -> str | None:
+    """One sentence for what is not a whole number or is out of range, for which click has several; None for
+    any other parameter.
     """
     option = error.param
     given, is_number, _ = error.message.partition(" is not ")
     if option is None or not is_number:
         return None
     kind = option.type
-    if not isinstance(kind, click.types.IntParamType | click.types.FloatParamType):
+    if not isinstance(kind, click.types.IntParamType):
         return None
-    expected = "a whole number" if isinstance(kind, click.types.IntParamType) else "a number"
-    least = getattr(kind, "min", None)
-    most = getattr(kind, "max", None)
-    if most is not None:
-        expected += f" from {least} to {most}"
-    elif least is not None:
-        expected += f" {'above' if getattr(kind, 'min_open', False) else 'of at least'} {least}"
-    return f"{_name(option)} is {given:.80}; expected {expected}."
+    ends = {"least": getattr(kind, "min", None), "most": getattr(kind, "max", None)}
+    allowed = Range(whole=True, **{name: end for name, end in ends.items() if end is not None})
+    return f"{name_of(option)} is {given:.80}; expected {allowed.expected}."
 
 
 def _meant(given: str, known: list[str]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import math
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -150,24 +149,14 @@ def to_score(data: Any, place: str) -> TextToScore:
             raise TextError(
                 f"{place} has the {name} {data[name]!r:.80}, which JSON cannot hold; give a text or a number."
             ) from error
-    score = data.get("score")
-    if score is not None and not _finite(score):
-        raise TextError(f"{place} has the score {score!r:.80}; expected a finite number.")
     return TextToScore(
         text=text,
         context=text_or_ids("" if context is None else context, f"the context of {place}"),
         id=data.get("id"),
         group=data.get("group"),
-        score=score,
+        score=data.get("score"),
         place=place,
     )
-
-
-def _finite(value: Any) -> bool:
-    try:
-        return type(value) in (int, float) and math.isfinite(value)
-    except OverflowError:  # an integer beyond all floats
-        return False
 
 
 def read_prompts(

@@ -12,11 +12,38 @@ from typing import Any, TypeVar
 import click
 
 from runtimes.base.machine import available_cpus
+from runtimes.base.ranges import ANY, Range
 from runtimes.base.records import finite_or_null, json_text
 from runtimes.base.terminal import printable
 from runtimes.contract.device import AUTO, KINDS, Device
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Number(click.FloatRange):
+    """The type of every option that need not be a whole number. click's own types accept NaN, and infinity if
+    a range has no upper end.
+    """
+
+    def __init__(self, allowed: Range = ANY) -> None:
+        super().__init__(  # for help texts
+            None if allowed.least == ANY.least else allowed.least,
+            None if allowed.most == ANY.most else allowed.most,
+            min_open=allowed.exclusive,
+        )
+        self.allowed = allowed
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        with contextlib.suppress(ValueError):
+            value = float(value)
+        self.allowed.check(name_of(param) if param else "the number", value)
+        number: float = value
+        return number
+
+
+def name_of(option: click.Parameter) -> str:
+    """The name of an option as people type it, such as `--tokens`."""
+    return next((name for name in option.opts if name.startswith("--")), option.opts[0])
 
 
 def warn_of_too_many(threads: int | None) -> None:

@@ -14,11 +14,11 @@ from runtimes.base.progress import Progress
 from runtimes.base.records import json_text
 from runtimes.base.text import byte_lines
 from runtimes.cli.lines import FORMATS, Format, opened, read_texts
-from runtimes.cli.options import device_option, folder_argument, threads_option
+from runtimes.cli.options import Number, device_option, folder_argument, threads_option
 from runtimes.contract.device import Device
 from runtimes.contract.vocabulary import Vocab, token_texts
 from runtimes.sessions.open import open_session
-from runtimes.tasks.n_best import BestText, best_of_groups
+from runtimes.tasks.n_best import WEIGHTS, BestText, best_of_groups
 from runtimes.tasks.score_texts import WINDOW, TextScore, score_texts
 
 ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
@@ -47,7 +47,7 @@ ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 @click.option("--tokens", "each", is_flag=True, help="Print the log-probability of each token too.")
 @click.option(
     "--weight",
-    type=float,
+    type=Number(WEIGHTS),
     help="Print the text of each group with the largest score + WEIGHT * log-probability. Each line of JSON "
     "then has group and score, and --bos or a context is needed.",
 )

@@ -7,18 +7,11 @@ from typing import Any
 
 import click
 
-from runtimes.base.errors import UserError, fields_as_options
+from runtimes.base.errors import UserError
 from runtimes.base.records import to_json
 from runtimes.cli.generate import sampling_options
 from runtimes.cli.options import folder_argument, json_option, show
-from runtimes.contract.sampling import (
-    GENAI,
-    SETTINGS,
-    Sampler,
-    genai_is_sealed,
-    read_sampling,
-    write_sampling,
-)
+from runtimes.contract.sampling import GENAI, Sampler, genai_is_sealed, read_sampling, write_sampling
 from runtimes.sessions.open import opener_of
 
 
@@ -37,8 +30,7 @@ def set_command(path: Path, reset: bool, as_json: bool, **sampling: Any) -> None
     if not reset and all(value is None for value in sampling.values()):
         raise UserError("nothing to set was given; give a setting such as --temperature 0.8, or --reset.")
     opener_of(path)  # refuses a folder that holds no model
-    with fields_as_options(*SETTINGS):
-        sampler = (Sampler() if reset else read_sampling(path)).replaced(**sampling)
+    sampler = (Sampler() if reset else read_sampling(path)).replaced(**sampling)
     write_sampling(path, sampler)
     document = {"path": str(path), "sampling": to_json(sampler)}
     lines = [f"{path} draws with {sampler}"]

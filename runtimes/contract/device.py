@@ -44,6 +44,7 @@ class Device:
         """
         if isinstance(text, Device):
             return text
+        text = str(text)
         found = re.fullmatch(r"([a-z-]+)(?::(\d{1,4}))?(\+tf32)?", text, re.ASCII)
         name, number, tf32 = found.groups() if found else (text, None, None)
         kind = next((kind for kind in KINDS if kind == name), None)

@@ -19,6 +19,7 @@ import numpy as np
 from runtimes.base.errors import ArtefactError, StreamError
 from runtimes.base.files import atomic_file
 from runtimes.base.machine import refuse_beyond_memory
+from runtimes.base.ranges import Range
 from runtimes.base.tensors_file import read_metadata, write_tensors
 
 MAX_POSITION = 1 << 62
@@ -398,8 +399,7 @@ def refuse_part(memory: Memory) -> None:
 
 def refuse_batch(batch: int, *, row_bytes: int) -> None:
     """Raises StreamError where no memory can have so many rows of so many bytes."""
-    if not isinstance(batch, int | np.integer) or not 1 <= batch <= MAX_BATCH:
-        raise StreamError(f"batch is {batch!r:.40}; expected a whole number of rows from 1 to {MAX_BATCH}.")
+    Range(1, MAX_BATCH, whole=True).check("batch", batch, StreamError)
     refuse_beyond_memory(batch * row_bytes, what=f"the memory of {batch} streams", mend="use a smaller batch")
 
 

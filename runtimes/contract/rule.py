@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from runtimes.base.errors import ConfigError
+from runtimes.base.ranges import Range
 from runtimes.contract.model_facts import MAX_SIZE
 
 MAX_LENGTH = MAX_SIZE  # positions
@@ -39,12 +40,10 @@ class MemoryRule:
     """Whether a token sees itself. Sukhbaatar et al. (2019b) leave it out."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.mem_len <= MAX_LENGTH:
-            raise ConfigError(f"mem_len is {self.mem_len}; expected 0 to {MAX_LENGTH} tokens.")
-        if not 1 <= self.segment <= MAX_LENGTH:
-            raise ConfigError(f"segment is {self.segment}; expected 1 to {MAX_LENGTH} tokens.")
-        if self.clamp_len is not None and not 1 <= self.clamp_len <= MAX_LENGTH:
-            raise ConfigError(f"clamp_len is {self.clamp_len}; expected null or 1 to {MAX_LENGTH}.")
+        Range(0, MAX_LENGTH, whole=True).check("mem_len", self.mem_len, ConfigError)
+        Range(1, MAX_LENGTH, whole=True).check("segment", self.segment, ConfigError)
+        if self.clamp_len is not None:
+            Range(1, MAX_LENGTH, whole=True).check("clamp_len", self.clamp_len, ConfigError)
 
     @property
     def slots(self) -> int:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import codecs
 import os
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 from runtimes.base.errors import UserError
 from runtimes.base.files import read_bytes, read_json, write_json
+from runtimes.base.ranges import Range
 from runtimes.base.records import from_json
 
 SAMPLING = "sampling.json"
@@ -23,23 +24,10 @@ GENAI = "genai_config.json"  # onnxruntime-genai's own file, which repeats the s
 
 
 @dataclass(frozen=True)
-class Setting:
-    """The purpose and the range of a setting, for help texts, descriptions and errors."""
+class Setting(Range):
+    """The range and the purpose of a setting, for help texts, descriptions and errors."""
 
-    help: str
-    least: float
-    most: float
-    exclusive: bool = False  # whether `least` itself is outside of the range
-
-    @property
-    def expected(self) -> str:
-        """The range in words."""
-        if self.exclusive:
-            return f"above {self.least:g} and at most {self.most:,.0f}"
-        return f"{self.least:g} to {self.most:,.0f}"
-
-    def __contains__(self, value: float) -> bool:
-        return self.least <= value <= self.most and not (self.exclusive and value == self.least)
+    help: str = field(kw_only=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,38 +39,44 @@ class Sampler:
 
     temperature: Annotated[
         float,
-        Setting("Below 1 likely tokens become likelier, above 1 less so; 0 takes the likeliest.", 0, 1e6),
+        Setting(
+            0, 1e6, help="Below 1 likely tokens become likelier, above 1 less so; 0 takes the likeliest."
+        ),
     ] = 1.0
-    top_k: Annotated[int | None, Setting("Draw from the k likeliest tokens.", 1, MOST_TOP_K)] = None
+    top_k: Annotated[
+        int | None, Setting(1, MOST_TOP_K, whole=True, help="Draw from the k likeliest tokens.")
+    ] = None
     top_p: Annotated[
         float,
-        Setting("Draw from the fewest likeliest tokens with this total probability.", 0, 1, exclusive=True),
+        Setting(
+            0, 1, exclusive=True, help="Draw from the fewest likeliest tokens with this total probability."
+        ),
     ] = 1.0
     min_p: Annotated[
         float,
-        Setting("Draw from tokens with at least this fraction of the highest probability.", 0, 1),
+        Setting(0, 1, help="Draw from tokens with at least this fraction of the highest probability."),
     ] = 0.0
     repetition_penalty: Annotated[
         float,
         Setting(
-            "Above 1 makes tokens of the prompt and of the generated text less likely: positive logits are "
-            "divided by it, negative ones multiplied.",
             0.01,
             100,
+            help="Above 1 makes tokens of the prompt and of the generated text less likely: positive logits "
+            "are divided by it, negative ones multiplied.",
         ),
     ] = 1.0
     presence_penalty: Annotated[
-        float, Setting("Subtracted from the logit of each token that was generated before.", -2, 2)
+        float, Setting(-2, 2, help="Subtracted from the logit of each token that was generated before.")
     ] = 0.0
     frequency_penalty: Annotated[
-        float, Setting("Subtracted from the logit of a token for each time it was generated before.", -2, 2)
+        float,
+        Setting(-2, 2, help="Subtracted from the logit of a token for each time it was generated before."),
     ] = 0.0
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            setting = SETTINGS[name]
-            if value is not None and value not in setting:
-                raise UserError(f"{name} is {value}; expected {setting.expected}.")
+        for each in fields(self):
+            if (value := getattr(self, each.name)) != each.default:
+                SETTINGS[each.name].check(each.name, value)
 
     def replaced(self, **settings: Any) -> Sampler:
         """This sampler with some settings replaced. None keeps a setting; top_k 0 draws from all tokens."""

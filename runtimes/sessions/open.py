@@ -6,10 +6,9 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, cast
 
-import numpy as np
-
 from runtimes.base.errors import ArtefactError, MissingPackageError, StreamError
 from runtimes.base.folders import refuse_dataset, refuse_no_folder
+from runtimes.base.ranges import Range
 from runtimes.base.records import to_json
 from runtimes.base.startup import prepare_libraries
 from runtimes.contract.device import Device
@@ -25,7 +24,7 @@ OPENERS = {
     "config.json": "trainer.run.session:TorchSession",
 }
 
-MAX_THREADS = 1024
+THREADS = Range(1, 1024, whole=True)
 
 
 def open_session(path: Path | str, *, threads: int | None = None, device: Device | str = "auto") -> Session:
@@ -39,8 +38,8 @@ def open_session(path: Path | str, *, threads: int | None = None, device: Device
     device that is unknown or that does not compute such a folder, and MissingPackageError for one that cannot
     be used here.
     """
-    if threads is not None and not (isinstance(threads, int | np.integer) and 1 <= threads <= MAX_THREADS):
-        raise StreamError(f"threads is {threads!r:.40}; expected a whole number from 1 to {MAX_THREADS}.")
+    if threads is not None:
+        THREADS.check("threads", threads, StreamError)
     folder = Path(path)
     chosen = Device.parse(device)
     opener = opener_of(folder)

@@ -14,6 +14,7 @@ import numpy as np
 from runtimes.base.errors import UserError
 from runtimes.base.logits import log_sum_exp
 from runtimes.base.machine import refuse_beyond_memory
+from runtimes.base.ranges import POSITIVE, Range
 from runtimes.contract.memory import Memory
 from runtimes.contract.sampling import Sampler
 from runtimes.contract.session import Session
@@ -22,6 +23,8 @@ from runtimes.tasks.generate import Prompt, encode_prompt, feed, generate
 from runtimes.tasks.sample import NOT_FINITE
 from runtimes.tasks.score_texts import score_texts
 from runtimes.tasks.text_rows import TextToScore
+
+LENGTH_PENALTIES = Range(0, 10)  # with 500, the power of 60 tokens overflows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +60,9 @@ def beam_search(
     length_penalty: the power of the length that log-probabilities are divided by: 0 compares their sums,
     which favours early ends, and 1 their means. memory: one stream to continue, which stays as it is.
     """
-    if beams < 1 or max_tokens < 1:
-        raise UserError(f"beams is {beams} and max_tokens is {max_tokens}; expected at least 1.")
-    if length_penalty < 0:
-        raise UserError(f"length_penalty is {length_penalty}; expected 0 or more.")
+    POSITIVE.check("beams", beams)
+    POSITIVE.check("max_tokens", max_tokens)
+    LENGTH_PENALTIES.check("length_penalty", length_penalty)
     refuse_beyond_memory(
         beams * session.step_bytes(segment=1), what=f"a step of {beams} beams", mend="give fewer beams"
     )
@@ -124,6 +126,10 @@ def best_of(
     The samples are the rows that `generate` yields for as many equal prompts. The log-probability is the
     model's own, whatever the sampler.
     """
+    POSITIVE.check("count", count)
+    refuse_beyond_memory(
+        count * session.step_bytes(segment=1), what=f"a step of {count} samples", mend="give a smaller count"
+    )
     fed = encode_prompt(session.vocab, prompt, what="the prompt")
     ids: list[list[int]] = [[] for _ in range(count)]
     texts = [""] * count

@@ -13,6 +13,7 @@ import numpy as np
 
 from runtimes.base.errors import DivergedError, StreamError, TextError
 from runtimes.base.logits import IMPOSSIBLE, clamped
+from runtimes.base.ranges import Range
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
 
@@ -120,7 +121,7 @@ def checked_lanes(
     last one; raises as `evaluate` does for what does not fit.
     """
     segment = session.rule.segment if segment is None else segment
-    if not 1 <= segment <= session.rule.segment:
+    if segment not in Range(1, session.rule.segment, whole=True):
         raise StreamError(
             f"segment is {segment}; this model takes 1 to {session.rule.segment} tokens a step: give a "
             "smaller one, or export with a larger --segment."
@@ -133,7 +134,7 @@ def checked_lanes(
         raise TextError(
             "the text has fewer than 2 tokens, one to see and one to predict; give a longer text."
         )
-    if not 1 <= lanes <= targets:
+    if lanes not in Range(1, targets, whole=True):
         raise StreamError(f"lanes is {lanes}; expected 1 to {targets}, the number of tokens to predict.")
     return tokens, segment, [targets * lane // lanes for lane in range(lanes + 1)]
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from runtimes.base.errors import StreamError, TextError, UserError
 from runtimes.base.machine import refuse_beyond_memory
+from runtimes.base.ranges import POSITIVE, Range
 from runtimes.contract.checks import checked_ids, checked_tokens
 from runtimes.contract.memory import Memory
 from runtimes.contract.promises import refuse_unpromised
@@ -70,11 +71,9 @@ def generate(
     listed = _batch(prompts)
     stop = [stop] if isinstance(stop, str) else list(stop)
     sampler = sampler or session.sampler
-    if max_tokens < 1:
-        raise UserError(f"max_tokens is {max_tokens}; expected at least 1.")
+    POSITIVE.check("max_tokens", max_tokens)
     refuse_empty_stops(stop, session.vocab)
-    if seed < 0:
-        raise UserError(f"seed is {seed}; expected 0 or more.")
+    Range(0, whole=True).check("seed", seed)
     names = ["the prompt"] if len(listed) == 1 else [f"prompt {number}" for number in range(len(listed))]
     rows = [encode_prompt(session.vocab, each, what=name) for each, name in zip(listed, names, strict=True)]
     if not rows:

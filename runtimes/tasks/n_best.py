@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from runtimes.base.errors import UserError
+from runtimes.base.ranges import Range
 from runtimes.base.records import json_text
 from runtimes.tasks.score_texts import TextScore
 
 REMEMBERED = 1 << 16  # groups
+WEIGHTS = Range(-1e6, 1e6)  # no total of a finite score and a log-probability overflows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +37,7 @@ def best_of_groups(scores: Iterable[TextScore], *, weight: float) -> Iterator[Be
     Raises UserError for a text without group or score, for a group that is not JSON, for a text whose first
     token was not predicted, and for a group that comes back after another one (of the last REMEMBERED).
     """
-    if not math.isfinite(weight):
-        raise UserError(f"weight is {weight}; expected a finite number.")
+    WEIGHTS.check("weight", weight)
     seen = OrderedDict[int, None]()  # the last groups: a number for each, so that their memory is bounded
     best: BestText | None = None
     name = ""

@@ -19,6 +19,7 @@ import numpy as np
 
 from runtimes.base.errors import UserError
 from runtimes.base.logits import clamped
+from runtimes.base.ranges import POSITIVE
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
 from runtimes.contract.tensors import row_bytes
@@ -95,9 +96,9 @@ def score_texts(
     if isinstance(texts, str | bytes | TextToScore):
         raise UserError(f"texts is one text ({texts!r:.40}); give a list of texts, such as [text].")
     before, after = tokens_around(session.vocab, bos=bos, eos=eos)
-    for name, value in (("batch", batch), ("window", window)):
-        if value is not None and value < 1:
-            raise UserError(f"{name} is {value}; expected at least 1.")
+    POSITIVE.check("window", window)
+    if batch is not None:
+        POSITIVE.check("batch", batch)
     scorer = _Scorer(session, BatchLimits.of(session, rows=batch), progress)
     reader = Reader(session.vocab, iter(texts), before, after, window)
     return _score_windows(reader, scorer, keep=tokens)

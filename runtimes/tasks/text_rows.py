@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from runtimes.base.errors import TextError, UserError
+from runtimes.base.ranges import ANY
 from runtimes.contract.checks import checked_ids
 from runtimes.contract.tokens import ReadText, TextSize, predicted_size
 from runtimes.contract.vocabulary import Vocab, WordVocab, not_unicode
@@ -33,6 +34,10 @@ class TextToScore:
     """The text's own score in its group."""
     place: str | None = None
     """The name of the text in error messages, such as "line 7"."""
+
+    def __post_init__(self) -> None:
+        if self.score is not None:
+            ANY.check(f"the score of {self.place or 'a text'}", self.score, TextError)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

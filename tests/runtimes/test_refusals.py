@@ -6,6 +6,7 @@ of the command line.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,16 +15,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtimes import Sampler, Session, TextToScore, evaluate, generate, open_session, score_texts
+from runtimes import (
+    Sampler,
+    Session,
+    TextToScore,
+    beam_search,
+    best_of,
+    best_of_groups,
+    evaluate,
+    generate,
+    open_session,
+    score_texts,
+)
 from runtimes.base.errors import UserError
 from runtimes.contract.device import Device
 from runtimes.contract.rule import MAX_LENGTH, MemoryRule
 from runtimes.contract.sampling import SAMPLING, read_sampling
 from runtimes.contract.vocabulary import ByteVocab, IdsVocab, SpecialTokens
-from runtimes.tasks.beams import beam_search
 from runtimes.tasks.sweep import parse_values
 from tests.runtimes.tasks.independent_texts import Counting
 
+NO_COUNTS = (0, -1, 1.5, math.nan, math.inf, "1", None)
 NAMED = IdsVocab(9, names=[*"abcdefghi"], special=SpecialTokens(beginning=7))
 
 
@@ -91,6 +103,7 @@ TEXTS: list[tuple[Any, str]] = [
     (TextToScore(text=[1 << 70], place="line 8"), "line 8 is neither"),
 ]
 DEVICES = [
+    (None, "device is 'None'; expected one of"),
     ("gpu", "'gpu'; cuda was probably meant; expected one of auto, cpu"),
     ("GPU:1", "cuda was probably meant"),
     ("tensort", "tensorrt was probably meant"),
@@ -106,8 +119,12 @@ SETTINGS: list[dict[str, Any]] = [
     {"temperature": -0.1},
     {"temperature": float("nan")},
     {"temperature": float("inf")},
+    {"temperature": "1"},
     {"top_k": 0},
     {"top_k": -1},
+    {"top_k": 1.5},
+    {"top_k": float("inf")},
+    {"top_p": None},
     {"top_p": 0.0},
     {"top_p": -0.5},
     {"top_p": 1.01},
@@ -120,6 +137,8 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 SIZES = [
     {"mem_len": -1},
+    {"mem_len": 1.5},
+    {"mem_len": "8"},
     {"mem_len": MAX_LENGTH + 1},
     {"segment": 0},
     {"segment": MAX_LENGTH + 1},
@@ -130,10 +149,10 @@ VALUES = ["", ",", "x", "1.5", "-1", "1:2", "1:2:3:4", "1:9:0", "9:1:-1", "9:1:1
 VALUES += ["0:99999999999999999999:1", "9" * 5000]
 
 OPTIONS: list[tuple[dict[str, Any], str]] = [
-    ({"max_tokens": 0}, "max_tokens is 0"),
+    *(({"max_tokens": given}, f"max_tokens is {given!r}") for given in NO_COUNTS),
     ({"stop": ["x", ""]}, "stop string is empty"),
     ({"stop": "a", "text": False}, "stop strings are searched in the text"),
-    ({"seed": -1}, "seed is -1"),
+    *(({"seed": given}, f"seed is {given!r}") for given in (-1, 1.5, math.inf, None)),
 ]
 CONTINUED: list[tuple[dict[str, Any], str]] = [  # in shift memory
     ({"prompts": ["ab", "a"], "rows": 2}, "equal numbers of tokens"),
@@ -146,14 +165,14 @@ SCORED: list[tuple[dict[str, Any], str]] = [
     ({"bos": True}, "bos needs a token before a text, and the byte vocabulary"),
     ({"eos": True}, "eos needs a token after a text"),
     ({"texts": ["\ud800"]}, "text 1 has half of a surrogate pair"),
-    ({"batch": 0}, "batch is 0; expected at least 1"),
-    ({"window": 0}, "window is 0; expected at least 1"),
+    *(({"batch": given}, f"batch is {given!r}") for given in NO_COUNTS if given is not None),
+    *(({"window": given}, f"window is {given!r}") for given in NO_COUNTS),
 ]
 THREADS = "expected a whole number from 1 to 1024"
 EVALUATED: list[tuple[dict[str, Any], str]] = [
     *(({"tokens": np.zeros(n, np.int64)}, "the text has fewer than 2 tokens") for n in (0, 1)),
-    *(({"lanes": lanes}, f"lanes is {lanes}; expected 1 to 19") for lanes in (0, -1, 20)),
-    *(({"segment": segment}, "1 to 8") for segment in (0, -1, 9)),
+    *(({"lanes": lanes}, f"lanes is {lanes}; expected 1 to 19") for lanes in (0, -1, 20, 1.5)),
+    *(({"segment": segment}, "1 to 8") for segment in (0, -1, 9, 1.5)),
     ({"tokens": np.append(np.zeros(8, np.int64), 999)}, "target 999 is outside"),  # it is only a target
 ]
 
@@ -178,8 +197,9 @@ TABLE: dict[str, tuple[Callable[[Given, Any], Any], list[tuple[Any, str]]]] = {
     ),
     "MemoryRule": (
         lambda g, given: MemoryRule(**{"mem_len": 8, "segment": 4, **given}),
-        [(given, f"{name} is {value}; expected") for given in SIZES for name, value in given.items()],
+        [(given, f"{name} is {value!r}; expected") for given in SIZES for name, value in given.items()],
     ),
+    "IdsVocab": (lambda g, given: IdsVocab(given), [(given, "size is ") for given in NO_COUNTS]),
     "--mem-len": (
         lambda g, given: parse_values(given, "--mem-len"),
         [(given, "^--mem-len is '.*expected whole numbers from 0 on") for given in VALUES],
@@ -195,7 +215,30 @@ TABLE: dict[str, tuple[Callable[[Given, Any], Any], list[tuple[Any, str]]]] = {
     ),
     "beam_search": (
         lambda g, given: beam_search(g.ring, "a", **{"beams": 2, "max_tokens": 3, **given}),
-        [(given, "expected") for given in ({"beams": 0}, {"max_tokens": 0}, {"length_penalty": -1.0})],
+        [
+            *(({name: given}, f"{name} is ") for name in ("beams", "max_tokens") for given in NO_COUNTS),
+            *(
+                ({"length_penalty": given}, "length_penalty is ")
+                for given in (-1.0, 500, math.inf, math.nan, "1")
+            ),
+            ({"beams": 1 << 60}, "a step of 1152921504606846976 beams takes"),
+        ],
+    ),
+    "best_of": (
+        lambda g, given: best_of(g.ring, "a", **{"count": 2, "max_tokens": 3, **given}),
+        [
+            *(({name: given}, f"{name} is ") for name in ("count", "max_tokens") for given in NO_COUNTS),
+            ({"count": 1 << 60}, "a step of 1152921504606846976 samples takes"),
+            ({"seed": 1.5}, "seed is 1.5"),
+        ],
+    ),
+    "best_of_groups": (
+        lambda g, given: next(best_of_groups([], weight=given)),
+        [(given, "weight is ") for given in (math.nan, math.inf, 1e300, "1", None)],
+    ),
+    "TextToScore": (
+        lambda g, given: TextToScore(text="a", score=given, place="line 3"),
+        [(given, "the score of line 3 is ") for given in (math.nan, -math.inf, "1", True)],
     ),
     "texts": (scored, TEXTS),
     "score_texts": (lambda g, given: list(score_texts(Over(ByteVocab()), **{"texts": [], **given})), SCORED),

@@ -323,7 +323,7 @@ def test_a_policy_with_a_growing_memory_agrees_over_fifty_steps(javascript: Prog
         ({"mask_name": "mask"}, "forward has no argument 'mask'"),
         ({"sizes": None}, "give `inputs`, or `sizes`"),
         ({"memory": []}, "expected shapes of one row"),
-        ({"moves_every": 1}, "moves_every is 1; expected 2 tokens or more"),
+        ({"moves_every": 1}, "moves_every is 1; expected a whole number of at least 2"),
     ],
 )
 def test_arguments_that_do_not_fit_the_forward_are_refused(change: dict[str, Any], message: str) -> None:

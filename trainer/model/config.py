@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from runtimes.base.errors import ConfigError
+from runtimes.base.ranges import Range
+from runtimes.base.records import type_hints
 from runtimes.contract.model_facts import MAX_LAYERS, MAX_SIZE, Sublayers
 from runtimes.contract.rule import MAX_LENGTH
 
@@ -23,6 +25,8 @@ def refuse_outside(record: object, section: str = "", **ranges: str) -> None:
         least, most = expected.replace(",", "").split(" to ")
         if value is None:
             continue
+        kind = type_hints(type(record))[name]
+        Range(whole=float not in (kind, *get_args(kind))).check(f"{section}{name}", value, ConfigError)
         inside = value > float(least[6:]) if least.startswith("above ") else value >= float(least)
         inside &= value < float(most[6:]) if most.startswith("below ") else value <= float(most)
         if not inside:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from runtimes.base.errors import ArtefactError, ConfigError
+from runtimes.base.ranges import Range
 from xl_export.tracing.module import Input, Sizes, ids
 
 
@@ -56,11 +57,8 @@ def from_forward(
         )
     if (inputs is None) == (sizes is None):
         raise ConfigError("give `inputs`, or `sizes` for a language model; expected one of them.")
-    if moves_every is not None and moves_every < 2:
-        raise ConfigError(
-            f"moves_every is {moves_every}; expected 2 tokens or more, or None for a memory that moves with "
-            "every step."
-        )
+    if moves_every is not None:
+        Range(2, whole=True).check("moves_every", moves_every, ConfigError)
     one = all(isinstance(size, int) for size in memory)
     shapes: list[Any] = [tuple(memory)] if one else [tuple(shape) for shape in memory]  # type: ignore[arg-type]
     if not all(shape and all(isinstance(size, int) and size > 0 for size in shape) for shape in shapes):

@@ -268,7 +268,7 @@ def fixed_tokens(spec: Spec, rows: int | None, tokens: Collection[int] | None) -
             "vary; leave rows out."
         )
     T = spec.rule.segment
-    given = tokens if isinstance(tokens, Collection) else [tokens or T]
+    given = tokens if isinstance(tokens, Collection) else [T if tokens is None else tokens]
     if set(given) == {T}:
         return ()
     if not all(isinstance(count, int) and 1 <= count <= T for count in given) or not {1, T} <= set(given):

@@ -11,9 +11,10 @@ import numpy as np
 
 from runtimes.base.errors import ConfigError, UserError
 from runtimes.base.files import refuse_replacing, refuse_unwritable, write_json
+from runtimes.base.ranges import Range
 from runtimes.base.records import to_json
 from runtimes.cli.eval import dtype_option, ids_option, text_option
-from runtimes.cli.options import device_option, json_option, show, threads_option
+from runtimes.cli.options import Number, device_option, json_option, show, threads_option
 from runtimes.contract.device import Device
 from runtimes.contract.session import Session
 from runtimes.contract.tokens import read_tokens
@@ -38,7 +39,7 @@ from runtimes.tasks.sweep import parse_values, sweep
     "--r",
     "shares",
     multiple=True,
-    type=float,
+    type=Number(Range(0, 1, exclusive=True)),
     default=(0.1, 0.5, 1.0),
     show_default=True,
     help="The share of the tokens, the hardest first, over which gains are averaged. Give it again for more "
@@ -88,10 +89,6 @@ def recl_command(
     still gains at the last length has at least that RECL.
     """
     contexts = _ascending(lengths)
-    if not all(0 < r <= 1 for r in shares):
-        raise ConfigError(
-            f"--r is {' and '.join(f'{r:g}' for r in shares)}; expected shares above 0 and up to 1."
-        )
     if out:
         refuse_unwritable(out, option="--out", suffixes=(".json",))
         refuse_replacing(out, option="--out", force=force)

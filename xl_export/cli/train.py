@@ -15,10 +15,11 @@ import click
 
 from runtimes.base.errors import UserError, needs
 from runtimes.base.files import write_json
+from runtimes.base.ranges import Range
 from runtimes.base.records import json_text, to_json
 from runtimes.base.startup import prepare_training
 from runtimes.cli.group import LongCommand
-from runtimes.cli.options import json_option, show, text_as_progress, warn_of_too_many
+from runtimes.cli.options import Number, json_option, show, text_as_progress, warn_of_too_many
 from xl_export.cli.options import PACKAGES, force_option
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ LAUNCHED = (
 )
 @click.option(
     "--minutes",
-    type=click.FloatRange(min=0.1),
+    type=Number(Range(0.1, 1e6)),
     help="Without CONFIG: choose size and steps for about this time, at the speed of this machine now. It "
     "is not a limit.  [default: 20]",
 )

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from runtimes.base.errors import ArtefactError, ConfigError, UserError, first_line
-from runtimes.contract.model_facts import ModelFacts
+from runtimes.base.ranges import Range
+from runtimes.contract.model_facts import MAX_SIZE, ModelFacts
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.tensors import (
     FORMS,
@@ -52,6 +53,10 @@ class Sizes:
     """Of the keys and values in memory; 0 for d_model / heads."""
     d_ff: int = 0
 
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            Range(0, MAX_SIZE, whole=True).check(name, value, ConfigError)
+
 
 @dataclass(frozen=True)
 class Input:
@@ -63,6 +68,12 @@ class Input:
     """How many ids there are; None for numbers."""
     timed: bool = True
     """Whether it has a value for each token; otherwise it has one for each row, the same in every step."""
+
+    def __post_init__(self) -> None:
+        for size in self.sizes:
+            Range(1, MAX_SIZE, whole=True).check("a size of an input", size, ConfigError)
+        if self.ids is not None:
+            Range(1, MAX_SIZE, whole=True).check("the number of ids of an input", self.ids, ConfigError)
 
     def tensor(self, name: str) -> TensorSpec:
         """The entry in the spec."""

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from runtimes.base.errors import TextError
+from runtimes.base.errors import ConfigError, TextError
+from runtimes.base.ranges import Range
+from runtimes.contract.model_facts import MAX_SIZE
 from runtimes.contract.vocabulary.base import (
     Decoder,
     SpecialTokens,
@@ -29,6 +31,7 @@ class IdsVocab:
     def __init__(
         self, size: int, *, names: Sequence[str] | None = None, special: SpecialTokens | None = None
     ) -> None:
+        Range(1, MAX_SIZE, whole=True).check("size", size, ConfigError)
         self.size = size
         self.special = special or SpecialTokens()
         self.names = None if names is None else list(names)

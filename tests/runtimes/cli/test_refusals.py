@@ -69,8 +69,20 @@ TABLE: dict[str, list[Row]] = {
         ),
         (
             ("score", "x", "--input", "-", "--weight", "a"),
-            ("Error: --weight is 'a'; expected a number.",),
+            ("Error: --weight is 'a'; expected a number",),
         ),
+        *(
+            ((*command, given), (f"Error: {command[-1]} is ",))
+            for command in (
+                ("generate", "x", "--prompt", "a", "--beams", 2, "--length-penalty"),
+                ("score", "x", "--input", "-", "--weight"),
+                ("set", "RING", "--temperature"),
+                ("train", "--text", "some.txt", "--out", "new", "--minutes"),
+                ("recl", "RUN", "--text", "some.txt", "--lengths", "4,8", "--r"),
+            )
+            for given in ("nan", "inf", "-inf", "1e400", "1e300")
+        ),
+        (("generate", "x", "--prompt", "a", "--beams", 2, "--length-penalty", 500), ("--length-penalty is",)),
         (("train", "--processes", "two"), ("Error: --processes is 'two'; expected a whole number of at",)),
         (
             ("prepare", "vocab", "--size", 1.5),

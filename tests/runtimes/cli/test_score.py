@@ -178,7 +178,7 @@ def test_n_best_lists_that_are_refused(rows: list, words_of_error: str, words: P
         (b"3", "line 2 is neither a text nor a list of token ids"),
         (b'{"text": "a", "ids": [1]}', "line 2 has both text and ids"),
         (b'{"text": "a", "txt": 1}', "line 2 has the field 'txt'"),
-        (b'{"text": "a", "score": NaN}', "line 2 has the score nan"),
+        (b'{"text": "a", "score": NaN}', "the score of line 2 is nan"),
         (b'{"text": "a", "id": NaN}', "line 2 has the id nan"),
         (b'{"text": "a", "group": [1e999]}', "line 2 has the group [inf]"),
         (b'{"text": "a", "context": 0}', "the context of line 2 is neither"),

@@ -109,7 +109,7 @@ REFUSED: list[tuple[Callable[[Memory, Memory], Any], str]] = [
     (lambda m, o: m.select([True, False, True]), "expected a list of row numbers"),
     (lambda m, o: m.select(1), "expected a list of row numbers"),  # type: ignore[arg-type]
     (lambda m, o: m.select([[0], [0, 1]]), "expected a list of row numbers"),  # type: ignore[list-item]
-    (lambda m, o: m.select([0] * 65537), "batch is 65537; expected a whole number of rows from 1 to 65536"),
+    (lambda m, o: m.select([0] * 65537), "batch is 65537; expected a whole number from 1 to 65536"),
     (lambda m, o: m.replace([1, 1], o), r"rows are \[1, 1\] and the other memory has 2"),
     (lambda m, o: m.replace([1], o), r"rows are \[1\] and the other memory has 2"),
     (lambda m, o: m.replace([1, 5], o), "row 5 is not there"),
@@ -150,7 +150,7 @@ def test_more_rows_than_this_machine_holds_are_refused(
             use()
     assert held(memory.select([0] * 4)) == [1] * 4
     monkeypatch.setattr("runtimes.contract.memory.MAX_BATCH", 4)
-    with pytest.raises(StreamError, match="batch is 5; expected a whole number of rows from 1 to 4"):
+    with pytest.raises(StreamError, match="batch is 5; expected a whole number from 1 to 4"):
         memory.join(other)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from runtimes.base.errors import ConfigError
 from runtimes.base.records import to_json
 from trainer.run.catalogue import TITLES, catalogue
 from trainer.run.config import BUILT_IN, TrainConfig, built_in
+from trainer.run.optimizer_config import OptimizerConfig
 from trainer.training.state import Training
 
 GOOD: dict[str, Any] = {
@@ -68,3 +71,14 @@ def test_a_model_too_large_for_the_machine_is_refused(changes: dict[str, Any]) -
 def test_an_unknown_name_gives_those_that_are_near() -> None:
     with pytest.raises(ConfigError, match=r"^enwik8-bas is neither .*; enwik8-base or .* was probably meant"):
         TrainConfig.load("enwik8-bas")
+
+
+@pytest.mark.parametrize(
+    ("name", "values"), [("steps", (1.5, math.inf, "9")), ("peak_tflops", (math.nan, math.inf, "9"))]
+)
+def test_a_number_made_in_python_has_its_kind_and_is_finite(name: str, values: tuple[Any, ...]) -> None:
+    for value in values:
+        with pytest.raises(ConfigError, match=f"^{name} is "):
+            dataclasses.replace(load(GOOD), **{name: value})
+    with pytest.raises(ConfigError, match=r"^optimizer\.lr is nan"):
+        OptimizerConfig(lr=math.nan)

@@ -558,6 +558,7 @@ def test_a_spec_with_tensors_of_no_step_is_refused(policy: Path, tmp_path: Path)
         ({"inputs": {"goal": modules.constant(2)}}, "no input has a value for each token"),
         ({"vocab": modules.VOCAB}, "no language model; leave vocab out"),
         ({"without": {"speed"}}, "without has 'speed'; expected some of padding"),
+        ({"rows": 1, "tokens": 0}, "tokens is 0"),
         ({"target": "tpu"}, "target is 'tpu'; expected one of onnxruntime, tensorrt"),
         (
             {"output": lambda x: {"y": x.flatten(1)}},
@@ -589,3 +590,18 @@ def test_wrong_arguments_of_named_steps_are_refused(
     options = {name: value for name, value in change.items() if name not in ("inputs", "output", "sizes")}
     with pytest.raises(UserError, match=message):
         trace(module, tmp_path / "a", rule=MemoryRule(mem_len=2, segment=2), **options)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        modules.features,
+        modules.constant,
+        modules.ids,
+        lambda size: modules.Sizes(vocab_size=9, layers=1, d_model=size),
+    ],
+)
+@pytest.mark.parametrize("size", [-1, 1.5, float("nan"), "3"])
+def test_a_size_is_a_whole_number(make: Any, size: Any) -> None:
+    with pytest.raises(UserError, match="expected a whole number"):
+        make(size)

@@ -1,0 +1,51 @@
+"""Ranges of numbers: one check and one sentence for arguments of functions and options of commands."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
+
+from runtimes.base.errors import UserError
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers that an argument accepts. Neither NaN nor an infinity is in any range."""
+
+    least: float = -sys.float_info.max
+    most: float = sys.float_info.max
+    exclusive: bool = False
+    """Whether `least` itself is outside of the range."""
+    whole: bool = False
+    """Whether only integers are inside; 2.0 is none."""
+
+    def __contains__(self, value: object) -> bool:
+        kind = Integral if self.whole else Real
+        if isinstance(value, bool) or not isinstance(value, kind):
+            return False
+        inside: bool = self.least <= value <= self.most  # type: ignore[operator]
+        return inside and not (self.exclusive and value == self.least)
+
+    def check(self, name: str, value: Any, error: type[UserError] = UserError) -> None:
+        """Raises `error`, which names the argument, for a value outside of the range."""
+        if value not in self:
+            raise error(f"{name} is {value!r:.40}; expected {self.expected}.")
+
+    @property
+    def expected(self) -> str:
+        """The range in words, such as `a whole number from 1 to 8`."""
+        kind = "a whole number" if self.whole else "a number"
+        if self.least == ANY.least:
+            return kind if self.whole else "a finite number"
+        if self.exclusive:
+            kind += f" above {self.least:.15g}"
+            return kind if self.most == ANY.most else f"{kind} and at most {self.most:.15g}"
+        if self.most == ANY.most:
+            return f"{kind} of at least {self.least:.15g}"
+        return f"{kind} from {self.least:.15g} to {self.most:.15g}"
+
+
+ANY = Range()
+POSITIVE = Range(1, whole=True)
