@@ -51,13 +51,15 @@ def run_demo(
     """Runs every step and prints what it does; returns the figures of the table.
 
     The story is written to `out`/story.txt and the music to `out`/music.mid and `out`/music.wav. train:
-    whether a small model is trained too, for `steps` steps, to `out`/run and `out`/artefact. Where a trained
+    whether a small model is trained too, for `steps` steps, to `out`/run and `out`/artefact. A story and the
+    music of an earlier demo are replaced; a run and an artefact only with `force`. Where a trained
     model of `examples/` is not at hand, the demo has no story or no music. Raises UserError where nothing is
     left to show.
     """
+    again = force or _wrote(out / TEXT)
     refuse_place(out)
-    refuse_replacing(out / TEXT, option="--out", force=force)
-    if train:
+    refuse_replacing(out / TEXT, option="--out", force=again)
+    if train:  # a model may have been trained on since
         for name, kind in (("run", RUN), ("artefact", ARTEFACT)):
             refuse_existing(out / name, kind, force=force)
     stories = find_shipped()
@@ -111,8 +113,13 @@ def run_demo(
             "music",
             f"four voices by another trained model, in the manner of Bach's chorales (seed {MUSIC_SEED})",
         )
-        play_music(music, out / "music", seed=MUSIC_SEED, force=force)
+        play_music(music, out / "music", seed=MUSIC_SEED, force=again)
     return {**figures, "passed": passed}
+
+
+def _wrote(story: Path) -> bool:
+    """Whether an earlier demo wrote this file: its story begins with our three sentences."""
+    return story.is_file() and story.read_bytes().startswith(STORY.encode())
 
 
 def _show(stories: Path) -> tuple[CheckReport, Flat]:

@@ -40,7 +40,15 @@ def test_the_trained_models_write_and_play_without_pytorch(
     seeds = re.findall(r"^== (a trained model writes|a story|music): .*\bseed (\d+)\b", ended.stderr, re.M)
     assert [step for step, _ in seeds] == ["a trained model writes", "a story", "music"]
     assert "(seed 41, temperature 0.8, top-k 40, top-p 0.9)" in ended.stderr
-    refused(xl("demo", "--out", tmp_path / "demo"), "exists already; give another --out, or --force")
+    for name in ("story.txt", "music.mid", "music.wav"):
+        with open(tmp_path / "demo" / name, "ab") as stream:
+            stream.write(b"later")
+    ended = xl("demo", "--out", tmp_path / "demo")
+    assert ended.exit_code == 0, ended.output
+    for name in ("story.txt", "music.mid", "music.wav"):
+        assert not (tmp_path / "demo" / name).read_bytes().endswith(b"later")
+    (tmp_path / "demo/story.txt").write_text("A story of mine.")
+    refused(xl("demo", "--out", tmp_path / "demo"), "demo", "--out", "--force")
 
 
 @pytest.fixture
