@@ -14,7 +14,7 @@ from typing import Any
 import click
 import numpy as np
 
-from runtimes.base.errors import UserError, needs
+from runtimes.base.errors import MissingPackageError, UserError, needs
 from runtimes.base.records import to_json
 from runtimes.cli.devices import devices_command as devices_at_the_edge
 from runtimes.cli.options import show
@@ -74,10 +74,14 @@ def trials() -> Iterator[Trial]:
 
 
 def _trial(name: str, run: Callable[[], tuple[bool | None, str]]) -> Trial:
-    """run: says whether it passed, in what words; it raises UserError if something cannot be used."""
+    """run: says whether it passed, in what words; it raises MissingPackageError if it needs something that is
+    not usable here, and another UserError if it fails.
+    """
     began = time.perf_counter()
     try:
         passed, sentence = run()
+    except MissingPackageError as error:
+        passed, sentence = None, str(error)
     except UserError as error:
         passed, sentence = False, str(error)
     return Trial(name=name, passed=passed, sentence=sentence, seconds=time.perf_counter() - began)
@@ -87,11 +91,11 @@ def _driver() -> Any:
     from xl_export.tensorrt.kernels.driver import Driver
 
     if find_spec("cuda") is None:
-        raise UserError("cuda-bindings is not installed; run `pip install cuda-bindings`.")
+        raise MissingPackageError("cuda-bindings is not installed; run `pip install cuda-bindings`.")
     return Driver()
 
 
-def _kernels(driver: Any) -> tuple[bool, str]:
+def _kernels(driver: Any) -> tuple[bool | None, str]:
     """Kernels of plugin engines, which were compiled before, against the naive operator."""
     from xl_export.tensorrt.kernels.driver import TOLERANCES, naive_answer, run_kernels
     from xl_export.tensorrt.kernels.ready import ready_kernels
@@ -101,7 +105,7 @@ def _kernels(driver: Any) -> tuple[bool, str]:
         answer = run_kernels(driver, case.inputs(), first, second).answer
         differences[name] = float(np.abs(answer - naive_answer(case)).max()) / TOLERANCES[case.dtype]
     if not differences:
-        raise UserError(f"{driver.gpu.name} is older than compute capability 7.5; use --device cpu.")
+        return None, f"{driver.gpu.name} is older than compute capability 7.5; use --device cpu."
     # A comparison with NaN does not hold.
     passed = all(difference <= 1 for difference in differences.values())
     found = ", ".join(f"{name} {difference:.0%}" for name, difference in differences.items())
@@ -139,21 +143,26 @@ def _can_export() -> bool:
 
 def _engine(flavour: Flavour) -> tuple[bool | None, str]:
     """A small engine of random weights is built, checked and timed."""
+    gpu = ask_driver().gpus[0]
     if not _can_export():
         return None, "PyTorch exports the small model for it; export one elsewhere and run `xl-export build`."
     with needs("tensorrt,export", "tensorrt", "onnx", "tqdm", "torch"):
         from xl_export.demo.tiny import export_tiny
         from xl_export.tensorrt.build import build
-        from xl_export.tensorrt.options import BuildOptions
+        from xl_export.tensorrt.options import TARGETS, BuildOptions
+    if flavour == "rtx" and gpu.compute_capability not in TARGETS:
+        return None, (
+            f"it does not support {gpu.name} (compute capability {gpu.compute_capability}), only "
+            f"{', '.join(TARGETS)}; use --device cuda or TensorRT."
+        )
     with tempfile.TemporaryDirectory() as folder:
         artefact, engine = export_tiny(Path(folder), target="tensorrt"), Path(folder) / "engine"
-        capability = ask_driver().gpus[0].compute_capability
         facts = build(
             artefact,
             engine,
             BuildOptions(
                 flavour=flavour,
-                compute_capabilities=(capability,) if flavour == "rtx" else (),
+                compute_capabilities=(gpu.compute_capability,) if flavour == "rtx" else (),
                 optimization_level=1,
             ),
         )
@@ -192,5 +201,6 @@ devices_command = extended(
     try_devices,
     "With --try the first NVIDIA GPU computes: the kernels of plugin engines, a model of examples/ on cuda, "
     "attention as one node and, if TensorRT is installed, a small engine. Each trial prints one line, with "
-    "what to do if it failed. The exit code is 1 if one failed, otherwise 0.",
+    "what to do if it failed. The exit code is 1 if one failed, otherwise 0. What is not installed, or does "
+    "not support the GPU, is not tried.",
 )

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from benchmarks.cases.on_gpu import sides
+from runtimes.base.errors import MissingPackageError
 from runtimes.sessions.ort_gpu.driver import DriverFacts
 from runtimes.tasks.check import check
 from tests import fake_gpu
@@ -73,6 +74,37 @@ def test_a_node_without_its_library_is_not_tried(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(devices, "find_spec", lambda name: None if name.startswith("tensorrt") else "here")
     *_, node = json.loads(xl("devices", "--try", "--json").stdout)["trials"]
     assert (node["passed"], node["sentence"].partition("; ")[2]) == (None, "run `xl-export fused-kernel`.")
+
+
+NOT_TRIED = {"TensorRT-RTX": "9.0", "kernels": "7.0"}  # an H100 and a V100
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("name", NOT_TRIED)
+def test_what_does_not_support_the_gpu_is_not_tried(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = replace(fake_gpu.GPU, compute_capability=NOT_TRIED[name])
+    monkeypatch.setattr(devices, "ask_driver", lambda: DriverFacts(gpus=(gpu,), cuda=(13, 0)))
+    if name == "kernels":
+        monkeypatch.setattr(ready, "ready_kernels", lambda capability: [])
+    monkeypatch.setattr(devices, "find_spec", lambda package: None if package == "tensorrt" else "here")
+    result = xl("devices", "--try", "--json")
+    assert result.exit_code == 0, result.output
+    trials = {trial["name"]: trial for trial in json.loads(result.stdout)["trials"]}
+    assert trials[name]["passed"] is None
+    assert gpu.compute_capability in trials["TensorRT-RTX"]["sentence"]
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_package_that_is_missing_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: Any, **__: Any) -> None:
+        raise MissingPackageError("it is not installed; run pip.")
+
+    monkeypatch.setattr(devices, "check", missing)
+    monkeypatch.setattr(devices, "find_spec", lambda name: None if name == "tensorrt" else "here")
+    monkeypatch.setattr(devices, "_driver", missing)
+    result = xl("devices", "--try", "--json")
+    assert result.exit_code == 0, result.output
+    assert not any(trial["passed"] for trial in json.loads(result.stdout)["trials"])
 
 
 # Only the packages that run artefacts are installed.
