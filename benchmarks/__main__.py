@@ -11,7 +11,7 @@ import click
 
 from benchmarks import documents
 from benchmarks.case import FILE, OPTIONS, Case, file_option, option
-from benchmarks.cases import CASES
+from benchmarks.cases import CASES, ENTRIES
 from benchmarks.compare import compare, find_results, lines
 from benchmarks.gpu_report import gpu_report_command
 from benchmarks.machine import history_folder
@@ -42,8 +42,8 @@ def main() -> None:
 @main.command("list")
 def list_command() -> None:
     """List the cases, one line each; --plot can draw those marked so."""
-    for case in CASES.values():
-        click.echo(f"{case.name:<16}{case.summary}{' (--plot)' if case.draw else ''}")
+    for name, entry in ENTRIES.items():
+        click.echo(f"{name:<16}{entry.summary}{' (--plot)' if entry.draws else ''}")
 
 
 class CaseCommands(Mapping[str, click.Command]):
@@ -59,11 +59,19 @@ class CaseCommands(Mapping[str, click.Command]):
         return len(CASES)
 
 
+class RunGroup(Subgroup):
+    """Its help names the cases without importing them."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Cases"):
+            formatter.write_dl([(name, entry.summary) for name, entry in ENTRIES.items()])
+
+
 RUN_HELP = """Check and then measure CASE, print its table, and append the result to the history.
 
 The table shows the limits of the machine too.
 """
-run_group = Subgroup("run", help=RUN_HELP, subcommand_metavar="CASE [OPTIONS]")
+run_group = RunGroup("run", help=RUN_HELP, subcommand_metavar="CASE [OPTIONS]")
 run_group.commands = CaseCommands()  # type: ignore[assignment]
 main.add_command(run_group)
 
@@ -87,12 +95,12 @@ def command_of(case: Case) -> click.Command:
         *([file_option("--plot plot_to", "Also draw the result to this PNG file.")] if case.draw else []),
         option("--force", f"Replace the {replaced}.", is_flag=True),
     ]
+    summary = ENTRIES[case.name].summary
     command = click.Command(
         case.name,
         params=[*options],
         callback=lambda **given: measure(case, **given),
-        help=f"{case.summary[:1].upper()}{case.summary[1:]}.",
-        short_help=case.summary,
+        help=f"{summary[:1].upper()}{summary[1:]}.",
     )
     return json_option(command)
 

@@ -135,7 +135,6 @@ class Case:
     """One benchmark case, as the `CASE` of its module."""
 
     name: str
-    summary: str  # one line
     run: Callable[[Job], Iterable[Any]]  # checks every side, measures, and returns a dataclass for each row
     keys: tuple[str, ...]  # fields that tell one row from another
     columns: tuple[Column, ...]

@@ -126,7 +126,6 @@ def _notes(lines: Sequence[Line]) -> list[str]:
 
 CASE = Case(
     name="busy",
-    summary="one token while other processes compute: the default number of threads, one, and all",
     run=run,
     keys=("others", "side", "precision"),
     columns=(

@@ -159,7 +159,6 @@ def _notes(lines: Sequence[Line]) -> list[str]:
 
 CASE = Case(
     name="growing-cache",
-    summary="one token after 0 to 100,000 others: fixed memory against a cache that keeps every token",
     run=run,
     keys=("position", "mem_len"),
     columns=(

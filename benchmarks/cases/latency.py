@@ -228,7 +228,6 @@ def _slowest(lines: Sequence[Line]) -> float:
 
 CASE = Case(
     name="latency",
-    summary="1,000 consecutive tokens with fixed memory against a key/value cache that grows",
     run=run,
     keys=("side",),
     columns=(

@@ -97,7 +97,6 @@ def _timing(reports: Sequence[dict[str, Any]], name: str) -> Timing:
 
 CASE = Case(
     name="load",
-    summary="from opening to the first token, and the memory that stays in use: artefact against run",
     run=run,
     keys=("side",),
     columns=(

@@ -73,7 +73,6 @@ def _hidden(lines: Sequence[Line]) -> float:
 
 CASE = Case(
     name="memory-forms",
-    summary="one token in each of the three forms of memory",
     run=run,
     keys=("form", "mem_len", "operators"),
     columns=(

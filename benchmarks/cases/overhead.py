@@ -143,7 +143,6 @@ def _notes(lines: Sequence[Line]) -> list[str]:
 
 CASE = Case(
     name="overhead",
-    summary="one token of a small model: ONNX Runtime's run against its limit, and what Python adds",
     run=run,
     keys=("precision", "operators"),
     columns=(

@@ -299,7 +299,6 @@ def _notes(lines: Sequence[Line]) -> list[str]:
 
 CASE = Case(
     name="policy",
-    summary="a policy at 1,000 steps a second: Python and C++ against PyTorch and a growing window",
     run=run,
     keys=("side", "mem_len"),
     columns=(

@@ -124,7 +124,6 @@ def _size(options: dict[str, Any]) -> BenchmarkConfig:
 
 CASE = Case(
     name="precision",
-    summary="one token with weights in each precision, and with memory in fp16 and in int8",
     run=run,
     keys=("precision", "memory_precision", "mem_len", "operators"),
     columns=(

@@ -93,7 +93,6 @@ def _unavailable() -> str | None:
 
 CASE = Case(
     name="rtx-build",
-    summary="engines that TensorRT-RTX builds without a GPU: layers, bytes and seconds",
     run=run,
     keys=("memory", "precision", "attention"),
     columns=(

@@ -104,7 +104,6 @@ def draw_texts(count: int, vocab_size: int) -> list[np.ndarray]:
 
 CASE = Case(
     name="score",
-    summary="many short texts side by side against one stream of as many tokens, and one by one",
     run=run,
     keys=("side", "mem_len", "operators"),
     columns=(

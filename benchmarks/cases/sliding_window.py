@@ -315,7 +315,6 @@ def _paper(row: Figures, run: Run) -> str:
 
 CASE = Case(
     name="sliding-window",
-    summary="segments with memory against a window recomputed for each token (Table 9 of Dai et al.)",
     run=run,
     keys=("attention_length", "operators"),
     columns=(

@@ -118,7 +118,6 @@ def _published(case: str, name: str, values: Sequence[int]) -> Callable[[History
 
 DECODE = Case(
     name="decode",
-    summary="one token at several memory lengths: ONNX Runtime against PyTorch with the same memory",
     run=decode,
     keys=KEYS,
     columns=COLUMNS,
@@ -133,7 +132,6 @@ DECODE = Case(
 )
 SEGMENT = Case(
     name="segment",
-    summary="one whole segment: ONNX Runtime against PyTorch",
     run=segment,
     keys=KEYS,
     columns=COLUMNS,
@@ -143,7 +141,6 @@ SEGMENT = Case(
 )
 BATCH = Case(
     name="batch",
-    summary="one token of each of 1, 8 and 32 independent streams: ONNX Runtime against PyTorch",
     run=batch,
     keys=KEYS,
     columns=COLUMNS,

@@ -177,7 +177,6 @@ SIDES = {
 
 CASE = Case(
     name="training",
-    summary="a training step with memory and without, in bf16, with spans, and of the public code",
     run=run,
     keys=("side", "mem_len"),
     columns=(

@@ -288,7 +288,6 @@ def _times(side: str, other: str) -> Callable[[Sequence[Line]], float | None]:
 
 CASE = Case(
     name="web",
-    summary="one token in WebAssembly, in place and with copies, against Node, Python and C++",
     run=run,
     keys=("side", "mem_len"),
     columns=(

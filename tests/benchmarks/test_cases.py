@@ -6,6 +6,8 @@ import csv
 import dataclasses
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +19,8 @@ import pytest
 from benchmarks import checked_sessions
 from benchmarks.cases import (
     CASES,
+    ENTRIES,
+    PACKAGES,
     busy,
     growing_cache,
     latency,
@@ -30,6 +34,7 @@ from benchmarks.cases import (
 )
 from benchmarks.cases.learning import architectures
 from benchmarks.cases.on_gpu import gpu
+from benchmarks.cases.serving.serve import PACKAGES as SERVER_PACKAGES
 from benchmarks.configs import CONFIGS, BenchmarkConfig
 from benchmarks.measure import Timing
 from benchmarks.models import random_weights
@@ -39,6 +44,7 @@ from runtimes.tasks.check import CheckReport
 from tests.benchmarks.shown import call, rows_of
 from xl_export.graph import step
 
+ROOT = Path(__file__).parents[2]
 # The fused operator, unless there is no compiler here to build it with.
 FUSED = ("--operators", "fused") if shutil.which("g++") else ()
 
@@ -57,11 +63,42 @@ def test_list_has_a_line_for_every_case() -> None:
     assert all(len(line.split()) > 4 for line in lines)
 
 
+# Packages that most installations lack, and those that the cases are declared with.
+ABSENT = (*SERVER_PACKAGES, "matplotlib", "ray", "tensorrt", "tensorrt_rtx", "tokenizers", "triton")
+WITHOUT = """
+import sys
+sys.modules |= dict.fromkeys(sys.argv[1].split(","))
+from benchmarks.__main__ import main
+from benchmarks.cases import CASES
+if sys.argv[2] == "open":
+    list(CASES.values())
+else:
+    main(sys.argv[2:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("absent", "words"),
+    [
+        (ABSENT, ("open",)),
+        ((*ABSENT, *PACKAGES), ("list",)),
+        ((*ABSENT, *PACKAGES), ("run", "--help")),
+    ],
+)
+def test_cases_are_listed_without_the_packages_that_they_measure(
+    absent: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    command = [sys.executable, "-c", WITHOUT, ",".join(absent), *words]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert words == ("open",) or all(name in ended.stdout for name in ENTRIES)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_every_case_declares_fields_that_exist(name: str) -> None:
     case = CASES[name]
     row = import_module(case.run.__module__).Row
-    assert case.name == name
+    assert (case.name, case.draw is not None) == (name, ENTRIES[name].draws)
     assert set(case.keys) <= set(row.__dataclass_fields__)
 
 

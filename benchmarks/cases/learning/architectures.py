@@ -441,7 +441,6 @@ def seeds_option(what: str) -> click.Option:
 
 CASE = Case(
     name="architectures",
-    summary="six small models trained for the same CPU time: bits per byte",
     run=run,
     keys=("name", "side", "seed", "budget_seconds"),
     columns=(

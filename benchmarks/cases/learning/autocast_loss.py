@@ -135,7 +135,6 @@ def _shown(row: Figures, run: Run) -> str:
 
 CASE = Case(
     name="autocast-loss",
-    summary="pairs of short trainings in fp32 and in bf16 from the same weights: their held-out bits",
     run=run,
     keys=("seed", "steps"),
     columns=(

@@ -176,7 +176,6 @@ def _notes(lines: Sequence[Line]) -> list[str]:
 
 CASE = Case(
     name="music-memory",
-    summary="held-out bits per event of the chorales: memory, no memory, windows, n-grams",
     run=run,
     keys=("name",),
     columns=(

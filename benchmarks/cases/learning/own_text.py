@@ -153,7 +153,6 @@ def _notes(lines: Sequence[Line]) -> list[str]:
 
 CASE = Case(
     name="own-text",
-    summary="texts of several sizes, each trained for a stated time as `train --text` does",
     run=run,
     keys=("text_bytes", "minutes", "sha256"),
     columns=(

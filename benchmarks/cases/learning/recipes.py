@@ -312,7 +312,6 @@ def _notes(lines: Sequence[Line]) -> list[str]:
 
 CASE = Case(
     name="recipes",
-    summary="published recipes, reduced and trained for a stated CPU time: their curves",
     run=run,
     keys=("name", "budget_seconds", "threads", "protocol"),
     columns=(

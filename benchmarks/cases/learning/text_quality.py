@@ -144,7 +144,6 @@ def _notes(lines: Sequence[Line]) -> list[str]:
 
 CASE = Case(
     name="text-quality",
-    summary="held-out bits per byte of the stories: an artefact, n-grams and compressors",
     run=run,
     keys=("name",),
     columns=(

@@ -279,7 +279,6 @@ def newest(history: History) -> list[Run]:
 
 CASE = Case(
     name="gpu",
-    summary="steps on an NVIDIA GPU: engines, providers, PyTorch and training",
     run=run,
     keys=("side", "batch", "tokens"),
     columns=(

@@ -261,7 +261,6 @@ def _sizes(row: Figures, run: Run) -> str:
 
 CASE = Case(
     name="triton-kernel",
-    summary="TensorRT's attention kernel against PyTorch's on an NVIDIA GPU",
     run=run,
     keys=("shape", "side"),
     columns=(

@@ -153,7 +153,6 @@ def _notes(lines: Sequence[Line]) -> list[str]:
 
 CASE = Case(
     name="ray",
-    summary="many short texts by one process, by one actor of Ray Data and by two, with the cores",
     run=run,
     keys=("actors",),
     columns=(

@@ -650,7 +650,6 @@ def _note(row: Figures, run: Run) -> str:
 
 CASE = Case(
     name="serve",
-    summary="a server of many streams next to the steps of its model: CPU, tokens/s, gaps, memory",
     run=run,
     keys=("part", "side", "streams", "threads"),
     columns=(

@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import httptools
-
 RECEIVE = 1 << 18  # bytes at once
 SILENCE = 600.0  # seconds without a byte from the server after which it is given up
 END_OF_EVENT = b"\n\n"
@@ -40,6 +38,8 @@ class Answer:
         self.done = False
         self._body = bytearray()
         self._has_events = False
+        import httptools  # of the server's packages
+
         self._parser = httptools.HttpResponseParser(self)
 
     def feed(self, data: bytes, now: float) -> int:
