@@ -125,7 +125,9 @@ def _parse(path: Path, text: bytes, length: int) -> tuple[dict[str, dict[str, An
     """The entries and the texts of a header; the types of all values are checked."""
     if length.to_bytes(LENGTH_BYTES, "little").startswith(NPY):
         raise ArtefactError(f"{path} is a .npy file of one array; give a file that `save_memory` wrote.")
-    if not 2 <= length <= MAX_HEADER or len(text) != length:
+    if not 2 <= length <= MAX_HEADER or text[:1] != b"{":
+        raise ArtefactError(f"{path} is not a file that `save_memory` wrote; give one.")
+    if len(text) != length:
         raise _damaged(path, f"its header has {len(text)} bytes for {length}")
     try:
         header = json.loads(text.decode("utf-8"))

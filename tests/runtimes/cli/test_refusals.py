@@ -155,6 +155,10 @@ TABLE: dict[str, list[Row]] = {
         ((*PROMPT, "--save-memory", "/dev/null/memory.npz"), ("could not be written",)),
         ((*PROMPT, "--load-memory", "absent.npz"), ("absent.npz could not be read",)),
         *(
+            ((*PROMPT, "--load-memory", file), (f"{file} is not a file that `save_memory` wrote",))
+            for file in ("some.txt", "abc.txt", "empty.txt", "chinese.txt")
+        ),
+        *(
             ((*PROMPT, *options), ("leave",))
             for options in (
                 ("--beams", "2", "--stop", "x"),

@@ -161,7 +161,8 @@ IMPORT = [
     setting('{"same_length": true, "mask": "full"}', "same_length is True and mask 'full'"),
     setting('{"block_sz": "3"}', "'segment' … expected a whole number"),
     checkpoint("model.pt is empty", model__pt=b""),
-    checkpoint("model.pt was not read", "source/model.pt", model__pt=b"Some notes on it\n"),
+    *(checkpoint("model.pt is no checkpoint", "source/model.pt", model__pt=text)
+      for text in (b"Some notes on it\n", b"heading of my notes\n", b"# Notes\n", "Ünicode\n".encode())),
     checkpoint("has pytorch_model.bin and no config.json", pytorch_model__bin=b"0"),
     ("import source/model.ckpt-0 --describe", "a TensorFlow check", {"source/model.ckpt-0.index": b"0"}),
     ("import source --describe", "is a TensorFlow checkpoint and TensorFlow is not … make an .npz file of it",

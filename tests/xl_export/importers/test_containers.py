@@ -63,7 +63,7 @@ def test_what_is_not_a_file_is_refused(tmp_path: Path) -> None:
     cut = zip_container(CONTENT, {"0": NUMBERS})[:-30]
     refused(tmp_path / "file", cut, "is a damaged zip archive (its end is missing)")
     for other in (b"text of a reader", b"\x89PNG\r\n\x1a\n" + bytes(40), bytes(100)):
-        refused(tmp_path / "file", other, "nothing in it was run: the pickle")
+        refused(tmp_path / "file", other, "is no checkpoint, and nothing in it was run")
 
 
 def member_offset(data: bytes, member: str) -> int:

@@ -215,8 +215,14 @@ def test_every_slot_of_a_reduction_is_looked_at(tmp_path: Path) -> None:
         (b"N\x85\x91", "group that it did not begin"),
         (b"t", "group that it did not begin"),
         (b"00", "group that it did not begin"),
-        (b"", "more from its stack"),
-        (b"a", "more from its stack"),
+        # Every operation that takes a value off the stack, or looks at the top, without one.
+        *(
+            (opcodes, "more from its stack")
+            for opcodes in (
+                *(b"", b"a", b"b", b"s", b"Ns", b"R", b"NR", b"\x85", b"N\x86", b"NN\x87", b"Q", b"\x81"),
+                *(b"2", b"p0\n", b"q\x00", b"\x94", b"Na", b"(e", b"NNs", b"(u", b"(\x90", b"Nb"),
+            )
+        ),
         (b"h\x00", "did not remember"),
         (b"Ix\n", "is damaged (invalid literal for int()"),
         (b"Nc\xff\n\xff\n", "is damaged ("),

@@ -27,6 +27,7 @@ from xl_export.importers.pickle.tensors import Storages, fill
 from xl_export.importers.pickle.values import PickleError, clean, described
 
 ZIP_MAGIC = b"PK\x03\x04"
+PROTO = b"\x80"  # the first opcode of a pickle since protocol 2
 ZIP_ERRORS = (
     zipfile.BadZipFile,
     struct.error,
@@ -65,9 +66,15 @@ def read_pickle(path: Path) -> Any:
             stream.seek(0)
             return read_zip(stream, size) if magic == ZIP_MAGIC else read_stream(stream, size)
     except PickleError as error:
+        reason = "was not read, and nothing in it was run: the pickle"
+        if magic != ZIP_MAGIC and not magic.startswith(PROTO):  # most likely a text
+            reason = (
+                "is no checkpoint, and nothing in it was run: it begins neither as a zip archive nor as a "
+                "pickle since protocol 2, and as an older pickle it"
+            )
         raise ArtefactError(
-            f"{path} was not read, and nothing in it was run: the pickle {error}; give the file "
-            "that torch.save or pickle wrote, unpacked from its archive, or copy it again."
+            f"{path} {reason} {error}; give the file that torch.save or pickle wrote, unpacked from its "
+            "archive, or copy it again."
         ) from error
     except ContainerError as error:
         raise ArtefactError(f"{path} {error}; copy it again, or save it again with torch.save.") from error
