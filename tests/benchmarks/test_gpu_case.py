@@ -104,3 +104,15 @@ def test_the_bytes_of_a_step_follow_from_form_and_precision() -> None:
     ]
     for changes, batch, halves, expected in cases:
         assert gpu.least_bytes(TINY, Graph(**changes), batch, halves=halves) == expected
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143)])
+def test_an_interrupt_is_no_problem_of_a_side(
+    error: BaseException, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(gpu, "_rows_of", stopped)
+    with pytest.raises(type(error)):
+        list(gpu.measure("pytorch-fp32", TINY, work, 2))

@@ -128,24 +128,38 @@ def _learned(size: int, texts: Texts, *, byte_fallback: bool) -> bytes:
     from sentencepiece import SentencePieceTrainer
 
     written = io.BytesIO()
-    SentencePieceTrainer.train(
-        sentence_iterator=(part for text in texts() for line in text.split("\n") for part in cut_line(line)),
-        model_writer=written,
-        vocab_size=size,
-        unk_id=0,
-        bos_id=1,
-        eos_id=2,
-        pad_id=3,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        add_dummy_prefix=False,
-        byte_fallback=byte_fallback,
-        user_defined_symbols=["\n"],
-        character_coverage=1.0,
-        max_sentence_length=LONGEST_SENTENCE,
-        num_threads=1,  # sums of several threads differ from one time to the next
-        minloglevel=2,
-    )
+    of_texts: list[BaseException] = []  # SentencePiece makes a RuntimeError of any
+
+    def parts() -> Iterator[str]:
+        try:
+            yield from (part for text in texts() for line in text.split("\n") for part in cut_line(line))
+        except (Exception, KeyboardInterrupt, SystemExit) as error:
+            of_texts.append(error)
+            raise
+
+    try:
+        SentencePieceTrainer.train(
+            sentence_iterator=parts(),
+            model_writer=written,
+            vocab_size=size,
+            unk_id=0,
+            bos_id=1,
+            eos_id=2,
+            pad_id=3,
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            add_dummy_prefix=False,
+            byte_fallback=byte_fallback,
+            user_defined_symbols=["\n"],
+            character_coverage=1.0,
+            max_sentence_length=LONGEST_SENTENCE,
+            num_threads=1,  # sums of several threads differ from one time to the next
+            minloglevel=2,
+        )
+    except RuntimeError:
+        if of_texts:
+            raise of_texts[0] from None
+        raise
     return written.getvalue()
 
 

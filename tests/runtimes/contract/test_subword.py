@@ -262,3 +262,25 @@ def test_special_token_ids_come_from_the_library(tmp_path: Path) -> None:
 def test_a_file_that_is_no_text_is_refused(file: Path) -> None:
     with pytest.raises(TextError, match="byte 1 of the text is NUL"):
         vocab_from_file(file).encode(b"a\0b")
+
+
+@pytest.mark.parametrize(
+    ("error", "becomes"),
+    [
+        (KeyboardInterrupt(), KeyboardInterrupt),
+        (SystemExit(143), SystemExit),
+        (type("PanicException", (BaseException,), {})("rust"), ArtefactError),
+        (RuntimeError("C++"), ArtefactError),
+    ],
+)
+def test_only_what_a_library_raises_becomes_a_sentence(
+    error: BaseException, becomes: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = module._Tokenizers(trained("byte-level", tmp_path).read_bytes())
+
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(library, "_tokenizer", SimpleNamespace(encode=fails))
+    with pytest.raises(becomes):
+        library.encode("the cat")

@@ -5,8 +5,9 @@ off.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -260,6 +261,40 @@ def test_impossible_vocabulary_sizes_are_refused(kind: SubwordKind, size: int, w
     with pytest.raises(ConfigError, match=words) as caught:
         learn_subwords(kind, size, lambda: iter([SOME]))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143), TextError("line 3 is not UTF-8.")])
+@pytest.mark.parametrize("kind", get_args(SubwordKind))
+def test_an_interrupt_and_a_fault_of_the_text_end_the_learning(
+    kind: SubwordKind, error: BaseException
+) -> None:
+    def texts() -> Iterator[str]:
+        yield SOME
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        learn_subwords(kind, 300, texts)
+    assert str(caught.value) == str(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "becomes"),
+    [
+        (KeyboardInterrupt(), KeyboardInterrupt),
+        (SystemExit(143), SystemExit),
+        (type("PanicException", (BaseException,), {})("rust"), ConfigError),
+        (RuntimeError("C++"), ConfigError),
+    ],
+)
+def test_only_what_a_library_raises_becomes_a_sentence(
+    error: BaseException, becomes: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(size: int, texts: Any) -> bytes:
+        raise error
+
+    monkeypatch.setattr(subwords, "_bpe", fails)
+    with pytest.raises(becomes):
+        learn_subwords("bpe", 300, lambda: iter([SOME]))
 
 
 @pytest.mark.parametrize("blank", [" ", "x"])
