@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -90,3 +91,60 @@ def test_a_missing_pytorch_is_named_with_its_smaller_download(
     monkeypatch.setitem(sys.modules, "torch", None)
     assert hint in sentence("demo", "onnx_ir")  # the extra brings PyTorch
     assert "pytorch.org" not in sentence("cpu,serve", "onnx_ir")
+
+
+# Packages that an installation for a device lacks, all of them at once.
+ABSENT = [
+    *("fsspec", "matplotlib", "onnx", "onnx_ir", "pyarrow", "ray"),
+    *("sentencepiece", "starlette", "tensorrt", "tokenizers", "torch", "tqdm"),
+]
+TINY = ROOT / "tests" / "data" / "small"
+NEEDS = (
+    f"score {TINY} --input text.txt --ray local --out scores",
+    f"eval {TINY} --text text.txt --ray local --work parts",
+    f"serve {TINY}",
+    "train tiny --out run",
+    "export run --out artefact",
+    "import text.txt --describe",
+    f"build {TINY} --out engine",
+    f"recl {TINY} --text text.txt --lengths 4,8 --plot recl.png",
+    "attention run --text text.txt --out pictures",
+    "spans run",
+    "prepare vocab --kind bpe --size 300 --text text.txt --out v.json",
+    "demo --train",
+    "demo",
+)
+MISSING = """
+import json, shlex, sys
+absent, commands = json.loads(sys.stdin.read())
+from importlib.machinery import PathFinder
+class Without(PathFinder):
+    @classmethod
+    def find_spec(cls, name, *more):
+        return None if name.partition(".")[0] in absent else PathFinder.find_spec(name, *more)
+sys.meta_path[sys.meta_path.index(PathFinder)] = Without
+from click.testing import CliRunner
+from xl_export.cli.main import main
+results = [CliRunner().invoke(main, shlex.split(command)) for command in commands]
+print(json.dumps([[result.exit_code, result.stderr, repr(result.exception)] for result in results]))
+"""
+
+
+def test_a_missing_package_is_named_by_every_command(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("The class of the class")
+    ended = subprocess.run(
+        [sys.executable, "-c", MISSING],
+        input=json.dumps([ABSENT, NEEDS]),
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout.splitlines()[-1])
+    for command, (code, said, error) in zip(NEEDS, found, strict=True):
+        assert code == 2, (command, said, error)
+        package, words, _ = said.removeprefix("Error: ").partition(" is not installed")
+        assert words, (command, said)
+        assert package in ABSENT, (command, said)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -14,10 +15,12 @@ import sys
 import time
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 
 from runtimes.base.terminal import printable, without_controls
+from runtimes.cli.ends import terminals_protected
 from tests.commands import refused, xl
 from tests.nightly import every
 from tests.sealing import sealed
@@ -192,6 +195,41 @@ def test_untrusted_names_are_escaped(run: Path, tmp_path: Path) -> None:
     result = xl("import", named / "model.safetensors", "--describe")
     assert result.exit_code == 0, result.stderr
     assert ESCAPE not in result.stdout
+
+
+class Terminal(io.StringIO):
+    """What a stream writes to a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("name", "kept"), [("stdout", "\n\t"), ("stderr", "\n\t\r")])
+def test_no_control_character_reaches_a_terminal(
+    name: str, kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    controls = "".join(map(chr, (*range(32), *range(127, 160))))
+    terminal, pipe = Terminal(), io.StringIO()
+    for stream in (terminal, pipe):
+        monkeypatch.setattr(sys, name, stream)
+        with terminals_protected():
+            click.echo(controls, err=name == "stderr", nl=False)
+            print(controls, file=getattr(sys, name), end="")
+    assert pipe.getvalue() == 2 * controls
+    assert {c for c in terminal.getvalue() if c in controls} == set(kept)
+
+
+@pytest.mark.slow
+def test_an_untrusted_name_is_escaped_on_standard_error(run: Path, tmp_path: Path) -> None:
+    named = Path(shutil.copytree(run, tmp_path / f"run{ESCAPE}"))
+    text = tmp_path / "text.txt"
+    text.write_text("The class of the class " * 40)
+    code, shown = on_a_terminal(
+        *("recl", named, "--text", text, "--lengths", "4,8", "--positions", 5, "--mem-len", 8)
+    )
+    assert code == 0, shown
+    assert "predicting" in shown  # a line of standard error with the name
+    assert "\x1b" not in shown
 
 
 def test_generated_text_is_escaped_only_on_a_terminal(artefacts: dict[str, Path], tmp_path: Path) -> None:

@@ -61,6 +61,10 @@ def variant(name: str, options: str, words: str) -> tuple[str, str]:
 
 TRAIN = [
     ("train tiny", "either --out RUN … or --resume RUN"),
+    ("train tiny --out out --resume {trained}", "either --out RUN … or --resume RUN"),
+    ("train tiny --resume {trained}", "leave out CONFIG and --force"),
+    ("train --resume {trained} --force", "leave out CONFIG and --force"),
+    ("train --show tiny --data data --min-count 2", "--min-count is 2 … leave out --min-count"),
     ("train wt103-bas --out out", "wt103-bas is neither … wt103-base … --list"),
     ("train mine.json --out out", "unknown key 'stepz'", {"mine.json": '{"stepz": 1}'}),
     # texts and data sets
@@ -90,10 +94,13 @@ TRAIN = [
     # plans and new runs from old ones
     ("train --text odd.txt --minutes 3 --steps 2 --out out", "leave out --minutes, or --steps"),
     ("train tiny --minutes 3 --out out", "--minutes is for a new run"),
+    ("train tiny --from {run} --text odd.txt --out out", "--from is for a new run"),
     ("train --from {run} --out out", "give --text FILE, or --data"),
     ("train --from {run} --text odd.txt --vocab byte --out out", "--from uses the vocabulary"),
     ("train --from {run} --text odd.txt --steps 2 --out out", "'§', character 1 of the text"),
     # processes
+    *((f"train --{source} --processes 2 --out out", "leave out --processes, or give a CONFIG")
+      for source in ("text long.txt", "data {data}", "from {run} --text long.txt")),
     ("train tiny --text long.txt --out out --processes 9", "batch is 8 with 9 processes … a multiple of 9"),
     ("train tiny --text long.txt --out out --processes 3", "batch is 8 with 3 processes … a multiple of 3"),
     # keys

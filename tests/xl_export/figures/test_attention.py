@@ -84,6 +84,29 @@ def test_any_symbol_can_be_drawn_without_a_warning(tmp_path: Path) -> None:
     assert_picture(tmp_path / "6.png", at_least=(200, 1500))
 
 
+@pytest.mark.parametrize(
+    ("L", "H", "first", "last", "count"),
+    [
+        (10, 4, "layer 0, head 0", "layer 9, head 3", 40),
+        (1, 41, "layer 0", "layer 0", 1),
+        (11, 4, "layer 0", "layer 10", 11),
+        (40, 2, "layer 0", "layer 39", 40),
+        (41, 1, "layer 0", "layer 40", 21),  # every second layer
+        (100, 2, "layer 0", "layer 99", 34),
+    ],
+)
+def test_heads_have_labels_and_many_heads_share_those_of_layers(
+    L: int, H: int, first: str, last: str, count: int
+) -> None:
+    axes = canvas.new_figure(9, 9).subplots()
+    pictures._label_heads(axes, L, H)
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert (labels[0], labels[-1], len(labels)) == (first, last, count)
+    for label, at in zip(labels, axes.get_yticks(), strict=True):
+        layer, _, head = label.removeprefix("layer ").partition(", head ")
+        assert at == int(layer) * H + (int(head) if head else (H - 1) / 2)
+
+
 @pytest.mark.parametrize(("L", "H"), every(2, [(26, 4), (1, 1)]))
 def test_spans(L: int, H: int, tmp_path: Path) -> None:
     spans = np.linspace(0, 100, L * H).reshape(L, H)

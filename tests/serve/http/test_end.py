@@ -1,0 +1,54 @@
+"""The end of the server: every wait is bounded, and together they fit into the five seconds of the guide."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.serve.http.conftest import running, sources
+from xl_export.serve.core.engine import Engine
+from xl_export.serve.http import serving
+from xl_export.serve.streams.store import StreamStore
+
+PROMISED = 5.0
+
+
+def test_the_waits_of_an_end_fit_into_the_seconds_of_the_guide(
+    artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, float] = {}
+
+    def recorded(name: str, call: Any) -> Any:
+        def called(self: Any, *, within: float) -> None:
+            given[name] = within
+            call(self, within=within)
+
+        return called
+
+    with running(sources(("m", artefacts["ring"]))) as server:
+        monkeypatch.setattr(Engine, "stop", recorded("engine", Engine.stop))
+        monkeypatch.setattr(StreamStore, "close", recorded("store", StreamStore.close))
+        server.end()
+        connections = server.web.config.timeout_graceful_shutdown
+    assert given["engine"] + given["store"] <= PROMISED  # one after the other, in a thread for each model
+    assert connections is not None
+    assert connections + serving.CUT <= PROMISED  # meanwhile
+
+
+def test_an_engine_whose_step_does_not_end_is_waited_for_no_longer(
+    artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float | None] = []
+
+    def join(timeout: float | None = None) -> None:
+        waited.append(timeout)
+
+    with running(sources(("m", artefacts["ring"]))) as server:
+        engine = server.server.models["m"].engine
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, "_thread", SimpleNamespace(is_alive=lambda: True, join=join))
+            engine.stop(within=1.5)
+    assert waited == [1.5]
