@@ -98,9 +98,9 @@ TRAIN = [
     ("train --from {run} --out out", "give --text FILE, or --data"),
     ("train --from {run} --text odd.txt --vocab byte --out out", "--from uses the vocabulary"),
     ("train --from {run} --text odd.txt --steps 2 --out out", "'§', character 1 of the text"),
-    # processes
+    # processes; refused before anything is read
     *((f"train --{source} --processes 2 --out out", "leave out --processes, or give a CONFIG")
-      for source in ("text long.txt", "data {data}", "from {run} --text long.txt")),
+      for source in ("text few.txt", "data nosuch", "from {run} --text odd.txt")),
     ("train tiny --text long.txt --out out --processes 9", "batch is 8 with 9 processes … a multiple of 9"),
     ("train tiny --text long.txt --out out --processes 3", "batch is 8 with 3 processes … a multiple of 3"),
     # keys
