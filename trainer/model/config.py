@@ -25,7 +25,7 @@ def refuse_outside(record: object, section: str = "", **ranges: str) -> None:
         least, most = expected.replace(",", "").split(" to ")
         if value is None:
             continue
-        kind = type_hints(type(record))[name]
+        kind = type_hints(type(record))[name]  # type: ignore[arg-type]
         Range(whole=float not in (kind, *get_args(kind))).check(f"{section}{name}", value, ConfigError)
         inside = value > float(least[6:]) if least.startswith("above ") else value >= float(least)
         inside &= value < float(most[6:]) if most.startswith("below ") else value <= float(most)
