@@ -40,11 +40,15 @@ class Range:
         if self.least == ANY.least:
             return kind if self.whole else "a finite number"
         if self.exclusive:
-            kind += f" above {self.least:.15g}"
-            return kind if self.most == ANY.most else f"{kind} and at most {self.most:.15g}"
+            kind += f" above {_shown(self.least)}"
+            return kind if self.most == ANY.most else f"{kind} and at most {_shown(self.most)}"
         if self.most == ANY.most:
-            return f"{kind} of at least {self.least:.15g}"
-        return f"{kind} from {self.least:.15g} to {self.most:.15g}"
+            return f"{kind} of at least {_shown(self.least)}"
+        return f"{kind} from {_shown(self.least)} to {_shown(self.most)}"
+
+
+def _shown(number: float) -> str:
+    return f"{int(number)}" if number == int(number) else f"{number:g}"
 
 
 ANY = Range()
