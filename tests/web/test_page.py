@@ -493,7 +493,7 @@ def test_streams_without_a_state_folder_are_said_to_end(
 def test_a_key_is_asked_for(keeping: Keeping, browsers: Callable[..., Any], tmp_path: Path) -> None:
     key = "0123456789abcdef/123+4=="  # a subprotocol may have no "/" and no "="
     keys = keys_of([f"anna {key}"], "keys")
-    with keeping(tmp_path, read_keys=lambda: keys) as server, opening(browsers) as open_at:
+    with keeping(tmp_path, keys=keys) as server, opening(browsers) as open_at:
         page = open_at(f"{server.at}/", faulty=True)
         assert "no valid API key" in str(page.error)
         page.page.fill("#api-key", key)

@@ -80,7 +80,7 @@ PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client", "httptools",
     "--api-keys",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="A file with `TENANT KEY` on each line, or `TENANT KEY admin` for one that may reload models.",
+    help="A file with `TENANT KEY` on each line.",
 )
 @click.option(
     "--state",
@@ -187,8 +187,8 @@ def serve_command(
     A language model has OpenAI's completions, any other model the Open Inference Protocol, and both have
     stored streams. A MODEL is the folder of an artefact or of a run, or NAME=FOLDER. Clients ask for it by
     its name; the default is the name of the folder. The server only accepts connections from this machine,
-    unless --host is given. SIGTERM or Ctrl-C ends it within 5 seconds, SIGHUP reads the keys again, and
-    models whose folder has changed.
+    unless --host is given. SIGTERM or Ctrl-C ends it within 5 seconds; streams in --state continue after the
+    next start.
     """
     with needs("cpu,serve", *PACKAGES):
         from xl_export.serve.http.base.keys import read_keys
@@ -222,7 +222,7 @@ def serve_command(
     server = Server(
         sources,
         limits=Limits(max_tokens=max_tokens, prompt_tokens=max_prompt, body_bytes=max_body << 20),
-        read_keys=lambda: {} if api_keys is None else read_keys(api_keys),
+        keys=None if api_keys is None else read_keys(api_keys),
         state=state,
         stream_limits=StoreSettings(
             ram_bytes=stream_mb << 20,

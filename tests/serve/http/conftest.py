@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -76,14 +76,14 @@ def running(
     sources: list[Source],
     *,
     limits: Limits | None = None,
-    read_keys: Callable[[], Keys] = dict,
+    keys: Keys | None = None,
     **options: Any,
 ) -> Iterator[Running]:
     """While the block runs, the server answers. options: of `Server`."""
     log, began, found = io.StringIO(), threading.Event(), []
 
     async def run() -> None:
-        server = Server(sources, limits=limits, read_keys=read_keys, log=Log(log), **options)
+        server = Server(sources, limits=limits, keys=keys, log=Log(log), **options)
 
         def ready(port: int, web: Web) -> None:
             loop = asyncio.get_running_loop()

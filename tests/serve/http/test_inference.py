@@ -100,15 +100,15 @@ def test_a_sequence_is_a_stream(server: Running, session: Session) -> None:
 
 
 def test_sequences_of_a_replaced_artefact_stay_apart(policy: Path, tmp_path: Path) -> None:
-    """The same sequence begins again after a reload; deleting its stream keeps the earlier one."""
+    """The same sequence begins again with another artefact; deleting its stream keeps the earlier one."""
     inputs = listed(observed(1, 2, 0))
     start = {"sequence_id": 1, "sequence_start": True}
-    served = shutil.copytree(policy, tmp_path / "served")
-    with running(sources(("policy", served))) as server:
+    served = sources(("policy", shutil.copytree(policy, tmp_path / "served")))
+    with running(served, state=tmp_path / "state") as server:
         before = asked(server, inputs, parameters=start).json()["parameters"]["stream"]
-        with open(served / SPEC, "ab") as file:
-            file.write(b"\n")
-        assert server.post("/admin/models/policy/reload").is_success
+    with open(tmp_path / "served" / SPEC, "ab") as file:
+        file.write(b"\n")
+    with running(served, state=tmp_path / "state") as server:
         refused = asked(server, inputs, parameters={"sequence_id": 1})
         assert "or the model has been replaced" in refused.json()["error"]
         after = asked(server, inputs, parameters=start).json()["parameters"]["stream"]

@@ -1,12 +1,10 @@
-"""What operators see and do: models, health, figures, keys, logs, reloads, and the end of the server."""
+"""What operators see and do: models, health, figures, keys, logs, and the end of the server."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import json
-import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,24 +13,21 @@ import httpx
 import pytest
 
 from runtimes.base.errors import ConfigError
-from runtimes.contract.spec import SPEC
 from tests.serve.http.conftest import Running, running, sources
 from tests.serve.http.test_clients import LONG, comes_true, connection, head, is_cut, wait_for
 from xl_export.serve.http import serving
 from xl_export.serve.http.app import ENDPOINTS
 from xl_export.serve.http.base.keys import Tenant, hashed, keys_of
 
-ANNA, BERT, ROOT = "anna-0123456789abcdef", "bert-0123456789abcdef", "root-0123456789abcdef"
-KEYS = [f"anna {ANNA}", "# a line for people", f"bert {BERT}", f"operator {ROOT} admin"]
+ANNA, BERT = "anna-0123456789abcdef", "bert-0123456789abcdef"
+KEYS = [f"anna {ANNA}", "# a line for people", f"bert {BERT}"]
 
 
 @pytest.fixture(scope="module")
-def keyed(artefacts: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A server with keys and two models; the folder of `first` may be changed."""
-    own = tmp_path_factory.mktemp("served") / "first"
-    shutil.copytree(artefacts["ring"], own)
-    named = [("first", own), ("second", artefacts["ring"])]
-    with running(sources(*named, rows=2), read_keys=lambda: keys_of(KEYS, "keys")) as server:
+def keyed(artefacts: dict[str, Path]) -> Iterator[Running]:
+    """A server with keys and two models."""
+    named = [("first", artefacts["ring"]), ("second", artefacts["ring"])]
+    with running(sources(*named, rows=2), keys=keys_of(KEYS, "keys")) as server:
         yield server
 
 
@@ -166,83 +161,18 @@ def test_keys_are_not_logged(keyed: Running) -> None:
     assert ANNA not in keyed.log.getvalue()
 
 
-def test_a_key_may_reload_a_model_that_goes_on_meanwhile(keyed: Running) -> None:
-    model = keyed.server.models["first"]
-    client = connection(keyed)
-    body = json.dumps({**LONG, "model": "first", "max_tokens": 100_000}).encode()
-    client.sendall(head(body).replace(b"\r\n\r\n", f"\r\nAuthorization: Bearer {ANNA}\r\n\r\n".encode(), 1))
-    wait_for(client, b"data: ")
-    path = "/admin/models/first/reload"
-    queued = _queued(keyed, "first")
-    assert queued >= 1
-    assert keyed.post(path, headers=bearer(ANNA)).status_code == 403
-    assert keyed.post(path, headers=bearer(ROOT)).json()["id"] == "first"
-    fresh = keyed.server.models["first"]
-    assert fresh is not model
-    assert model.engine.alive
-    assert _queued(keyed, "first") == queued
-    wait_for(client, b"data: ")  # the old one goes on
-    client.close()
-    assert comes_true(lambda: not model.engine.alive)
-    answer = keyed.post("/v1/completions", {"model": "first", "prompt": "a"}, headers=bearer(BERT))
-    assert answer.status_code == 200
-    assert _queued(keyed, "first") == queued + 1
-
-
-def _queued(server: Running, model: str) -> float:
-    """How many tasks of a model have had a row, as the histogram of the time in the queue says."""
-    name = f'xl_export_request_queue_time_seconds_count{{model_name="{model}"}} '
-    lines = server.get("/metrics", headers=bearer(ROOT)).text.splitlines()
-    return float(next(line for line in lines if line.startswith(name)).removeprefix(name))
-
-
-def test_changed_models_are_reloaded_despite_faults_of_others(
-    artefacts: dict[str, Path], tmp_path: Path
-) -> None:
-    for name in "abc":
-        shutil.copytree(artefacts["ring"], tmp_path / name)
-    wrong: list[str] = []
-    named = [(name, tmp_path / name) for name in "abc"]
-    with running(sources(*named, rows=1), read_keys=lambda: keys_of([*KEYS, *wrong], "keys")) as server:
-        before = dict(server.server.models)
-
-        def reload() -> str:
-            asyncio.run_coroutine_threadsafe(server.server.reload_changed(), server.loop).result(60)
-            events = [json.loads(line) for line in server.log.getvalue().splitlines()]
-            return " ".join(line["event"] for line in events if "reloaded" in line["event"])
-
-        assert reload() == ""
-        assert server.server.models == before
-        wrong.append("no key")
-        shutil.rmtree(tmp_path / "a")
-        shutil.rmtree(tmp_path / "b")
-        shutil.copytree(artefacts["hidden"], tmp_path / "b")
-        before["c"].engine.stop(within=0)
-        assert reload() == "not reloaded not reloaded not reloaded reloaded"
-        now = server.server.models
-        assert (now["a"], now["b"]) == (before["a"], before["b"])
-        assert now["c"].engine.alive
-        wrong.clear()
-        shutil.copytree(artefacts["ring"], tmp_path / "a")
-        before = dict(now)
-        with open(tmp_path / "c" / SPEC, "ab") as file:
-            file.write(b"\n")
-        assert reload().endswith("not reloaded reloaded"), "of b and c; a is what it was"
-        assert server.server.models["a"] is before["a"]
-        assert server.server.models["c"] is not before["c"]
-
-
-def test_a_damaged_artefact_is_not_loaded(keyed: Running) -> None:
-    model = keyed.server.models["first"]
-    weights = keyed.server.sources["first"].path / "weights.bin"
-    whole = weights.read_bytes()
-    weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    answer = keyed.post("/admin/models/first/reload", headers=bearer(ROOT))
-    weights.write_bytes(whole)
-    assert answer.status_code == 409
-    assert "weights.bin" in answer.json()["error"]["message"]
-    assert keyed.server.models["first"] is model
-    assert model.engine.alive
+def test_a_stopping_engine_answers_503(artefacts: dict[str, Path]) -> None:
+    with running(sources(("m", artefacts["ring"]))) as server:
+        stream = server.post("/v1/streams", {"tokens": [1]}).json()["stream"]["id"]
+        server.server.models["m"].engine.stop(within=0)
+        answers = [
+            server.post("/v1/completions", {"prompt": "a"}),
+            server.post("/v1/score", {"texts": ["a"]}),
+            server.post(f"/v1/streams/{stream}/append", {"tokens": [1]}),
+        ]
+        assert [answer.status_code for answer in answers] == [503] * 3
+        assert {answer.json()["error"]["code"] for answer in answers} == {"stopping"}
+        assert answers[0].headers["retry-after"] == "5"
 
 
 @pytest.mark.parametrize(

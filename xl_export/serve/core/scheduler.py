@@ -54,11 +54,6 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
 
-    def add(self, other: Histogram) -> None:
-        """Adds the values of another one with the same bounds."""
-        self.counts = [one + more for one, more in zip(self.counts, other.counts, strict=True)]
-        self.sum += other.sum
-
     def buckets(self) -> list[tuple[str, float]]:
         """Bound and how many values are at most that."""
         total = 0

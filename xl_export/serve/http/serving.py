@@ -20,7 +20,6 @@ from xl_export.serve.http.app import Application
 from xl_export.serve.http.base.connection import Config
 from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.base.server import ON_SIGNAL, Log, Server
-from xl_export.serve.http.base.workers import background
 
 try:
     import resource as _resource
@@ -79,7 +78,7 @@ class Address:
 async def serve(server: Server, address: Address, *, ready: Ready | None = None) -> None:
     """Opens the models and answers requests until SIGTERM or Ctrl-C; then every stream ends within seconds.
 
-    ready: called when requests are answered. On SIGHUP the keys and changed models are read again.
+    ready: called when requests are answered.
     """
     if not address.only_here and not server.keys:
         raise ConfigError(
@@ -93,8 +92,7 @@ async def serve(server: Server, address: Address, *, ready: Ready | None = None)
             if not server.keys:
                 server.hosts = LOOPBACK | {f"[{address.host}]" if ":" in address.host else address.host}
             web = Web(configured(server), server, ready)
-            with _reloads(server):
-                await web.serve([listener])
+            await web.serve([listener])
         finally:
             listener.close()
             await server.stop()
@@ -134,6 +132,9 @@ class Web(uvicorn.Server):
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
+        # uvicorn does not handle it. Not every loop or thread may have a handler.
+        with contextlib.suppress(ValueError, RuntimeError, NotImplementedError, AttributeError):
+            self._loop.add_signal_handler(signal.SIGHUP, self.end)
         await super().serve(sockets)
         if self._ending is not None:
             await self._ending
@@ -162,21 +163,6 @@ class Web(uvicorn.Server):
         if self._ending is None:
             self._server.stopping = True
             self._ending = asyncio.ensure_future(self._server.stop(ON_SIGNAL))
-
-
-@contextlib.contextmanager
-def _reloads(server: Server) -> Iterator[None]:
-    """While the block runs, SIGHUP reads the keys and changed models again."""
-    loop = asyncio.get_running_loop()
-    try:
-        loop.add_signal_handler(signal.SIGHUP, lambda: background(server.reload_changed()))
-    except (ValueError, RuntimeError, NotImplementedError, AttributeError):  # no main thread, or no POSIX
-        yield
-        return
-    try:
-        yield
-    finally:
-        loop.remove_signal_handler(signal.SIGHUP)
 
 
 # What uvicorn logs for each WebSocket whose handshake was refused; the client was answered.

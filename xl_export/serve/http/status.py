@@ -1,4 +1,4 @@
-"""What operators ask for: which models there are, whether the server lives and is ready, figures, reloads."""
+"""What operators ask for: which models there are, whether the server lives and is ready, figures."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
-from runtimes.base.errors import UserError
 from runtimes.contract.session import is_language_model
 from runtimes.contract.spec import POSITION_BYTES
 from runtimes.contract.tensors import row_bytes
 from xl_export.serve.core.engine import Engine
 from xl_export.serve.http.base.endpoint import Endpoints, doc
-from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.exchange import Exchange, json
 from xl_export.serve.http.base.server import Model, Server
 
@@ -32,7 +30,7 @@ HISTOGRAMS = (
         "request_queue_time_seconds",
         "Time that a task waits for its first row. Each choice is a task, and so is a shared prompt. Tasks "
         "cancelled in the queue and texts of /v1/score are not counted.",
-        "queue_times",
+        "queued",
     ),
 )
 COUNTERS = (
@@ -154,19 +152,19 @@ class _Metrics(Collector):
         model = ["model_name"]
         for name, text, attribute in HISTOGRAMS:
             histograms = HistogramMetricFamily(PREFIX + name, text, labels=model)
-            for label, figures in server.figures.items():
-                histogram = getattr(figures, attribute)
+            for label, served in server.models.items():
+                histogram = getattr(served.requests, attribute)
                 histograms.add_metric([label], histogram.buckets(), histogram.sum)
             yield histograms
         for name, text, attribute in COUNTERS:
             counter = CounterMetricFamily(PREFIX + name, text, labels=model)
-            for label, figures in server.figures.items():
-                counter.add_metric([label], getattr(figures, attribute))
+            for label, served in server.models.items():
+                counter.add_metric([label], getattr(served.requests, attribute))
             yield counter
         reasons = [*model, "finished_reason"]
         ended = CounterMetricFamily(f"{PREFIX}requests_ended", "Choices that ended.", labels=reasons)
-        for label, figures in server.figures.items():
-            for reason, count in sorted(figures.ended.items()):
+        for label, served in server.models.items():
+            for reason, count in sorted(served.requests.ended.items()):
                 ended.add_metric([label, reason], count)
         yield ended
         found: dict[str, Metric] = {}
@@ -223,26 +221,6 @@ async def model(exchange: Exchange) -> Response:
     """One model."""
     server = exchange.server
     return json(facts(server.model(exchange.params["name"]), server.limits.prompt_tokens))
-
-
-@ENDPOINTS.add(
-    "POST", "/admin/models/{name}/reload", answer=ModelDocument, refused=(404, 409, 503), watched=False
-)
-async def reload(exchange: Exchange) -> Response:
-    """Opens the artefact of a model again."""
-    server = exchange.server
-    if not exchange.tenant.admin:
-        raise RefusedError(
-            "this key may not reload models; use one with the word admin in the file of keys.",
-            status=403,
-            code="not_admin",
-        )
-    name = server.model(exchange.params["name"]).name
-    try:
-        fresh = await server.reload(name)
-    except UserError as error:
-        raise RefusedError(str(error), status=409, code="not_reloaded") from error
-    return json(facts(fresh, server.limits.prompt_tokens))
 
 
 def facts(model: Model, prompt_tokens: int) -> ModelDocument:

@@ -116,7 +116,7 @@ def test_an_unreadable_disk_is_not_reported_as_damage(
 
 def test_a_damaged_stream_is_reported_to_owner_log_and_metrics(keeping: Keeping, tmp_path: Path) -> None:
     keys = [f"anna {ANNA}", f"bert {BERT}"]
-    options: dict[str, Any] = {"read_keys": lambda: keys_of(keys, "keys")}
+    options: dict[str, Any] = {"keys": keys_of(keys, "keys")}
     with keeping(tmp_path, **options) as server:
         name = owned(server, ANNA).name
     (snapshot,) = tmp_path.rglob(f"{name}/*.stream")

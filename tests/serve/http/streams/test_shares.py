@@ -26,7 +26,7 @@ def shared(keeping: Keeping, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     keys = keys_of([f"anna {ANNA}", f"bert {BERT}"], "keys")
     folder = tmp_path_factory.mktemp("shared")
     limits = replace(LIMITS, requests=4, sockets=6)
-    with keeping(folder, read_keys=lambda: keys, limits=limits) as server:
+    with keeping(folder, keys=keys, limits=limits) as server:
         yield server
 
 

@@ -36,16 +36,8 @@ class Figures:
         self.cached_tokens = 0
         self.generated_tokens = 0
         self.ended: Counter[str] = Counter()
-        #: Seconds in the queue, of each engine that the model has had.
-        self.queued: list[Histogram] = []
-
-    @property
-    def queue_times(self) -> Histogram:
-        """Seconds in the queue: an engine that drains counts in addition to its successor."""
-        total = Histogram(QUEUED)
-        for histogram in self.queued:
-            total.add(histogram)
-        return total
+        #: Seconds in the queue.
+        self.queued = Histogram(QUEUED)
 
     def note_tokens(self, gap: float, times: int) -> None:
         """So many drawn tokens arrived, each so many seconds after the one before it in its stream."""

@@ -19,7 +19,7 @@ from xl_export.serve.http.base.connection import CONNECTION, Wire
 from xl_export.serve.http.base.errors import ClientLeftError, RefusedError, has_plain_errors
 from xl_export.serve.http.base.keys import ANYBODY, Tenant, given_key, hashed
 from xl_export.serve.http.base.limits import BodyAccount, Reads, decoded, refuse_compressed, too_large
-from xl_export.serve.http.base.server import Model, Server
+from xl_export.serve.http.base.server import Server
 from xl_export.serve.http.base.workers import Steps, aside
 
 EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
@@ -101,16 +101,6 @@ class Exchange:
         """Whether the key has not been taken away since the request began."""
         now = self.key_tenant()
         return now is not None and now.name == self.tenant.name
-
-    def use(self, model: Model) -> Model:
-        """The model; a reload does not stop it before the request has ended."""
-
-        def left() -> None:
-            model.users -= 1
-
-        model.users += 1
-        self.stack.callback(left)
-        return model
 
     # The body.
 

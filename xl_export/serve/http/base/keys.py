@@ -30,10 +30,9 @@ class Tenant:
     """Whose request it is."""
 
     name: str = ""
-    admin: bool = False  # whether it may reload models
 
 
-ANYBODY = Tenant(admin=True)  # if the server has no keys; only this machine can reach it then
+ANYBODY = Tenant()  # if the server has no keys; only this machine can reach it then
 
 
 #: The tenants of a server by the hashes of their keys, so that the time of a lookup reveals nothing of a key.
@@ -41,7 +40,7 @@ Keys: TypeAlias = dict[bytes, Tenant]
 
 
 def read_keys(path: Path) -> Keys:
-    """The keys of a file with one on each line: `TENANT KEY`, or `TENANT KEY admin`.
+    """The keys of a file with one on each line: `TENANT KEY`.
 
     A key may be given as `sha256:` and the hash of it in hexadecimal digits. Empty lines and lines that begin
     with `#` are left out. Raises ConfigError for any other line, and for a file without keys.
@@ -57,15 +56,15 @@ def keys_of(lines: Iterable[str], place: str) -> Keys:
         if not words or words[0].startswith("#"):
             continue
         where = f"line {number} of {place}"
-        if len(words) not in (2, 3) or words[2:] not in ([], ["admin"]) or not NAME.fullmatch(words[0]):
+        if len(words) != 2 or not NAME.fullmatch(words[0]):
             raise ConfigError(
-                f"{where} is no key; expected `TENANT KEY` or `TENANT KEY admin`, and a tenant of only "
-                "letters, digits, dots, dashes and underscores."
+                f"{where} is no key; expected `TENANT KEY`, and a tenant of only letters, digits, dots, "
+                "dashes and underscores."
             )
         digest = _digest(words[1], where)
         if digest in tenants:
             raise ConfigError(f"{where} has a key that an earlier line has; give each tenant its own.")
-        tenants[digest] = Tenant(name=words[0], admin=len(words) == 3)
+        tenants[digest] = Tenant(name=words[0])
     if not tenants:
         raise ConfigError(f"{place} has no keys; write one `TENANT KEY` on each line.")
     return tenants

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import threading
 import time
 import traceback
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -21,14 +20,12 @@ from typing import Any, TextIO
 import msgspec
 import numpy as np
 
-from runtimes.base.errors import ArtefactError, ConfigError, UserError
+from runtimes.base.errors import ConfigError, UserError
 from runtimes.base.machine import available_cpus
 from runtimes.contract.device import AUTO, CPU, Device
-from runtimes.contract.sampling import read_sampling
 from runtimes.contract.session import Session, is_language_model
 from runtimes.contract.spec import BUILD, GRAPH, ORT_GRAPH, SPEC, WEIGHTS, refuse_no_language_model
 from runtimes.sessions.open import open_session
-from runtimes.tasks.check import check
 from xl_export.serve.core.admission import Busy, EngineSettings, Quota, StoppedError
 from xl_export.serve.core.cache import PrefixCache
 from xl_export.serve.core.engine import Engine
@@ -39,7 +36,7 @@ from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.keys import Keys
 from xl_export.serve.http.base.limits import Limits, too_many
 from xl_export.serve.http.base.steps import StepEngine
-from xl_export.serve.http.base.workers import background, on_thread
+from xl_export.serve.http.base.workers import on_thread
 from xl_export.serve.streams.index import StoreSettings
 from xl_export.serve.streams.snapshot import server_key
 from xl_export.serve.streams.store import IDENTITY, StreamStore, UnservedStreams
@@ -51,12 +48,11 @@ TIMED = 20  # steps
 # Bytes of an artefact. A step reads all weights, and one thread reads 32 MB in about a millisecond; so the
 # steps of a larger one are not short, and it is not opened a second time for a trial.
 SMALL = 32 << 20
-MOST_REPLACED = 2  # versions of one model that were replaced and still serve what began before
 
 
 @dataclass(kw_only=True, eq=False)
 class Model:
-    """One artefact under one name. After a reload there is another object under the name; this one drains."""
+    """One artefact under one name."""
 
     name: str
     session: Session
@@ -64,17 +60,13 @@ class Model:
     threads: int | None
     engine: Engine | StepEngine
     bridge: Bridge
-    #: What `Source.stamp` was before the model was opened.
-    stamp: str
     #: The stores of all artefacts.
     stores: Stores
     #: The streams of its artefact.
     store: StreamStore
     #: The figures of what was asked of it.
-    requests: Figures
+    requests: Figures = field(default_factory=Figures)
     created: int = field(default_factory=lambda: int(time.time()))
-    #: Requests and connections that use it.
-    users: int = 0
     stopped: bool = False
     _stopping: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -124,7 +116,7 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where a model comes from, so that it can be opened again."""
+    """Where a model comes from, and how it is opened."""
 
     name: str
     path: Path
@@ -138,10 +130,9 @@ class Source:
     threads: int | None = None
     device: Device | str = "cpu"
 
-    def open(self, stores: Stores, figures: Figures) -> Model:
+    def open(self, stores: Stores) -> Model:
         """The model with a running engine. It blocks; call it on a thread."""
         bridge = Bridge(unread=self.settings.unread)
-        stamp = self.stamp()
         session, threads = self.open_session()
         engine = self.make_engine(session, bridge.deliver)
         engine.start()
@@ -150,19 +141,18 @@ class Source:
         except BaseException:
             engine.stop(within=0)
             raise
-        if isinstance(engine, Engine):
-            figures.queued.append(engine.scheduler.queued)
-        return Model(
+        model = Model(
             name=self.name,
             session=session,
             threads=threads,
             engine=engine,
             bridge=bridge,
-            stamp=stamp,
             stores=stores,
             store=store,
-            requests=figures,
         )
+        if isinstance(engine, Engine):
+            model.requests.queued = engine.scheduler.queued
+        return model
 
     def open_session(self) -> tuple[Session, int | None]:
         """The session, and the CPU threads of its steps; None if PyTorch chooses them."""
@@ -188,31 +178,6 @@ class Source:
                 shared=self.cache_shared,
             )
         return Engine(session, self.settings, cache=cache, deliver=deliver)
-
-    def check(self) -> None:
-        """Raises UserError for an artefact that does not compute what was trained."""
-        if not _is_artefact(self.path):  # a run is the reference itself
-            return
-        # Others may be served meanwhile.
-        few = max(1, available_cpus() - 1) if _is_small(self.path) else None
-        device = _serving_device(self.path, self.device)
-        report = check(self.path, threads=self.threads or few, device=device)
-        if not report.passed:
-            raise ArtefactError(f"{self.path} does not compute what was trained: {report.sentence}")
-
-    def stamp(self) -> str:
-        """Identifies this version of the folder: the hash of an artefact's spec, which has the hashes of its
-        files, and its sampling; or the sizes and times of the files of a run. Empty if the
-        folder cannot be read.
-        """
-        try:
-            if (self.path / SPEC).is_file():
-                named = hashlib.sha256((self.path / SPEC).read_bytes()).hexdigest()
-                return f"{named} {read_sampling(self.path)}"
-            facts = [(each.name, each.stat()) for each in sorted(self.path.iterdir())]
-        except (OSError, UserError):
-            return ""
-        return repr([(name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in facts])
 
 
 def _is_artefact(path: Path) -> bool:
@@ -308,9 +273,7 @@ class Stores:
                 kept.holds = kept.holds.unserved()
 
     def others(self, served: Container[StreamStore]) -> list[StreamStore | UnservedStreams]:
-        """The stores other than these: of artefacts that are not served, or that only requests from before a
-        reload still use.
-        """
+        """The stores other than these: of artefacts that are not served."""
         with self._lock:
             found = [kept.holds for kept in self._kept.values()]
         return [each for each in found if each is not None and each not in served]
@@ -373,7 +336,7 @@ class Server:
         sources: Sequence[Source],
         *,
         limits: Limits | None = None,
-        read_keys: Callable[[], Keys] = dict,
+        keys: Keys | None = None,
         state: Path | None = None,
         stream_limits: StoreSettings | None = None,
         log: Log | None = None,
@@ -384,8 +347,7 @@ class Server:
         self.limits = limits or Limits()
         self.state = state
         self._stream_limits = stream_limits or StoreSettings()
-        self._read_keys = read_keys
-        self.keys = read_keys()
+        self.keys = keys or {}
         self.log = log or Log(None)
         #: By name; the first is the one that a request without a name gets.
         self.models: dict[str, Model] = {}
@@ -398,14 +360,10 @@ class Server:
         self.sockets = Quota(self.limits.sockets, share=share, refusal=too_many("WebSockets"))
         #: The bytes of bodies and messages that are in memory; see `BodyAccount`.
         self.bodies = Quota(max(self.limits.bodies_bytes, ceil(self.limits.body_bytes / share)), share=share)
-        #: What was asked of each model, by its name; they continue when it is reloaded.
-        self.figures: defaultdict[str, Figures] = defaultdict(Figures)
         #: How many requests were answered, by path and status.
         self.answered: Counter[tuple[str, str]] = Counter()
         self.stopping = False
         self._temporary: TemporaryDirectory[str] | None = None  # the streams of a server without `state`
-        self._open_models: set[Model] = set()  # those that drain, too
-        self._reloading = asyncio.Lock()
 
     async def start(self) -> None:
         """Opens all models, one after the other."""
@@ -422,7 +380,7 @@ class Server:
             folder = Path(self._temporary.name)
         self.stores = await asyncio.to_thread(Stores, folder, self._stream_limits)
         for name in self.sources:
-            self.models[name] = await self._open(name)
+            self.models[name] = await on_thread(self.sources[name].open, self.stores)
 
     def model(self, name: str | None) -> Model:
         """The model of that name, or the first; raises RefusedError for a name that is not served."""
@@ -457,87 +415,11 @@ class Server:
                 full = refusal
         raise full or RefusedError("no model is served here.", status=503)
 
-    async def reload(self, name: str) -> Model:
-        """Opens the artefact of a model again, checks it, and puts it in the place of the one that is served.
-
-        Requests that use the old one finish on it. Raises UserError, and changes nothing, if the artefact
-        cannot be opened, or if too many replaced versions still serve: each keeps its memory.
-        """
-        async with self._reloading:
-            source = self.sources[name]
-            self._refuse_more_replaced(name)
-            await on_thread(source.check)
-            fresh = await self._open(name)
-            if self.stopping:
-                await on_thread(fresh.stop, 0.0)
-                raise StoppedError
-            old, self.models[name] = self.models[name], fresh
-        self.log.event(
-            "reloaded",
-            model=name,
-            identity=fresh.session.identity,
-            before=old.session.identity,
-            threads=fresh.threads,
-        )
-        background(self._drain(old))
-        return fresh
-
-    async def reload_changed(self) -> None:
-        """Reads the keys again and reloads the models whose folder has changed or whose engine has died. A
-        fault is a line of the log, and the others are reloaded nevertheless.
-        """
-        with self._logged("the keys"):
-            self.reload_keys()
-        for name, model in list(self.models.items()):
-            with self._logged(name):
-                stamp = await on_thread(self.sources[name].stamp)
-                if stamp and stamp == model.stamp and model.engine.alive:
-                    self.log.event("unchanged", model=name)
-                else:
-                    await self.reload(name)
-
-    @contextlib.contextmanager
-    def _logged(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except (UserError, RefusedError) as error:
-            self.log.event("not reloaded", level="error", what=what, error=str(error))
-        except Exception as error:
-            self.log.fault("not reloaded", error, what=what)
-
-    def reload_keys(self) -> None:
-        """Reads the keys again; raises ConfigError, and changes nothing, if the file is wrong."""
-        self.keys = self._read_keys()
-
     async def stop(self, within: float = ON_SIGNAL) -> None:
         """Ends every task with its state and stops the engines. New requests are refused from now on."""
         self.stopping = True
         try:
-            await asyncio.gather(*(on_thread(model.stop, within) for model in self._open_models))
+            await asyncio.gather(*(on_thread(model.stop, within) for model in self.models.values()))
         finally:
-            self._open_models.clear()
             if self._temporary is not None:
                 await on_thread(self._temporary.cleanup)
-
-    async def _open(self, name: str) -> Model:
-        model = await on_thread(self.sources[name].open, self.stores, self.figures[name])
-        self._open_models.add(model)
-        return model
-
-    def _refuse_more_replaced(self, name: str) -> None:
-        replaced = [each for each in self._open_models if each.name == name and each is not self.models[name]]
-        if len(replaced) >= MOST_REPLACED:
-            users = sum(each.users for each in replaced)
-            raise UserError(
-                f"{len(replaced)} versions of {name} replaced before still serve {users} request(s), "
-                "each with its memory; reload again when these have ended."
-            )
-
-    async def _drain(self, model: Model) -> None:
-        """Stops a model that no request uses any more, however long that takes: none is cut. All requests
-        end, since their tokens are bounded, and a client that reads nothing is disconnected.
-        """
-        while model.users and not self.stopping:
-            await asyncio.sleep(0.05)
-        await on_thread(model.stop, ON_SIGNAL)
-        self._open_models.discard(model)

@@ -111,7 +111,7 @@ class CompletionEvent(CompletionFacts, total=False):
 async def completions(exchange: Exchange, body: CompletionBody) -> Response | None:
     """Continues texts."""
     server = exchange.server
-    model = exchange.use(server.model(body.model))
+    model = server.model(body.model)
     plan = await exchange.aside(plan_of, body, model.session, server.limits)
     return await Completion(plan, model, exchange).run()
 

@@ -100,7 +100,7 @@ class Scores(TypedDict):
 async def score(exchange: Exchange, body: ScoreBody) -> Response:
     """The log-probability of each text."""
     server = exchange.server
-    model = exchange.use(server.model(body.model))
+    model = server.model(body.model)
     rows = await exchange.aside(rows_of, body, model.session.vocab, server.limits)
     return await Scoring(rows, body.tokens, model, exchange).run()
 

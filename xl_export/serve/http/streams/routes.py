@@ -181,9 +181,7 @@ async def delete(exchange: Exchange) -> Response:
     """Deletes a stream."""
     name = exchange.params["id"]
     tenant = exchange.tenant.name
-    holds, model = holder(exchange.server, name, tenant)
-    if model is not None:
-        exchange.use(model)
+    holds, _ = holder(exchange.server, name, tenant)
     await DISK.run(tenant, holds.delete, name, tenant)
     return json(deleted_document(name))
 
@@ -226,7 +224,7 @@ async def snapshot(exchange: Exchange) -> None:
 )
 async def restore(exchange: Exchange) -> Response:
     """A new stream from a snapshot."""
-    model = exchange.use(exchange.server.model(exchange.query.get("model")))
+    model = exchange.server.model(exchange.query.get("model"))
     tenant = exchange.tenant.name
     with contextlib.ExitStack() as stack:
         try:

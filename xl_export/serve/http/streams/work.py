@@ -59,10 +59,8 @@ class StreamWork:
     async def lasting(self, work: Coroutine[Any, Any, Result]) -> Result:
         """The result of one of the coroutines below. Cancelling this one lets it end early by itself."""
         task = background(work)
-        self._model.users += 1  # also after the client has left
 
         def ended(done: asyncio.Task[Result]) -> None:
-            self._model.users -= 1
             if not done.cancelled():
                 done.exception()  # asyncio logs an error that nothing has asked for
 
