@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 import threading
@@ -23,7 +22,7 @@ from tests.serve.http.streams.conftest import Keeping
 from tests.serve.http.test_clients import comes_true
 from tests.web.conftest import opening_sites
 from xl_export.serve.core.task import Delivery, Drawn
-from xl_export.serve.http.base.keys import given_key, keys_of
+from xl_export.serve.http.base.keys import keys_of
 
 PROMPT = "The first thing that a man"
 LINKED = {"text": PROMPT, "tokens": 40, "temperature": 2, "top_p": 0.72, "top_k": 0, "seed": 5}
@@ -470,14 +469,6 @@ def test_the_page_needs_no_key_and_has_a_policy(kept: Running) -> None:
         assert kept.get(f"/page/{name}").status_code == 404
 
 
-@pytest.mark.parametrize("key", ["0123456789abcdef/+==", "schlüssel-schlüssel"])
-def test_a_subprotocol_may_carry_any_key(key: str) -> None:
-    encoded = base64.urlsafe_b64encode(key.encode()).decode().rstrip("=")
-    scope = {"type": "websocket", "subprotocols": ["xl-export", f"key64.{encoded}"]}
-    assert given_key(scope, {}) == key
-    assert given_key(scope | {"subprotocols": ["xl-export", "key64._w"]}, {}) == ""
-
-
 @pytest.mark.slow
 def test_streams_without_a_state_folder_are_said_to_end(
     keeping: Keeping, browsers: Callable[..., Any]
@@ -491,7 +482,7 @@ def test_streams_without_a_state_folder_are_said_to_end(
 
 @pytest.mark.slow
 def test_a_key_is_asked_for(keeping: Keeping, browsers: Callable[..., Any], tmp_path: Path) -> None:
-    key = "0123456789abcdef/123+4=="  # a subprotocol may have no "/" and no "="
+    key = "0123456789abcdef/123+4=="
     keys = keys_of([f"anna {key}"], "keys")
     with keeping(tmp_path, keys=keys) as server, opening(browsers) as open_at:
         page = open_at(f"{server.at}/", faulty=True)

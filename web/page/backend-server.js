@@ -1,4 +1,4 @@
-/** The model on a server (`xl-export serve`): requests, and one WebSocket for the stream that is shown. */
+/** The model on a server (`xl-export serve`). */
 import { Refusal } from "./stream.js";
 
 const KEY = "xl-export key";
@@ -64,7 +64,6 @@ class ServerBackEnd {
     this.model = model.id;
     this.known = model.xl_export;
     this.models = models;
-    this.socket = new Socket();
   }
 
   async readNames() {
@@ -280,9 +279,19 @@ class ServerHandle {
    * @param {string} op @param {any} [fields]
    * @param {{signal?: AbortSignal, hear?: (chunk: any) => void}} [options]
    */
-  async #ask(op, fields = {}, options = {}) {
+  async #ask(op, fields = {}, { signal, hear } = {}) {
+    signal?.throwIfAborted();
+    const path = `v1/streams/${this.id}/`;
+    let answered = false;
+    const cancel = async () => {
+      // The request may not have begun there yet.
+      while (!answered && !(await json(`${path}cancel`, {}).catch(() => ({}))).cancelled) await pause();
+    };
+    signal?.addEventListener("abort", cancel);
     try {
-      const answer = await this.backEnd.socket.ask(this.id, op, fields, options);
+      const body = JSON.stringify(hear ? { ...fields, stream: true } : fields);
+      const sent = await request(`${path}${op}`, { method: "POST", body });
+      const answer = await (hear ? lastEvent(sent, hear) : sent.json());
       if (op === "rewind") this.position = answer.position;
       return answer;
     } catch (error) {
@@ -290,70 +299,37 @@ class ServerHandle {
       const now = await json(`v1/streams/${this.id}`).catch(() => null);
       if (now) this.position = now.position;
       throw error;
+    } finally {
+      answered = true;
+      signal?.removeEventListener("abort", cancel);
     }
   }
 }
 
-/** The connection to the stream that is shown; it is opened when something is asked. */
-class Socket {
-  /** @typedef {{hear?: (chunk: any) => void, done: (end: any) => void, fail: (e: Error) => void}} Waiting */
-  /** @typedef {{id: string, socket: WebSocket, waiting: Map<number, Waiting>}} Connection */
-  /** @type {Connection | null} */
-  #connection = null;
-  #tag = 0;
+const pause = () => new Promise((resolve) => setTimeout(resolve, 20));
 
-  /**
-   * @param {string} id of the stream @param {string} op @param {any} fields
-   * @param {{signal?: AbortSignal, hear?: (chunk: any) => void}} options
-   */
-  async ask(id, op, fields, { signal, hear }) {
-    signal?.throwIfAborted();
-    const { socket, waiting } = await this.#connected(id);
-    signal?.throwIfAborted();
-    const cancel = () => socket.send('{"op": "cancel"}');
-    signal?.addEventListener("abort", cancel);
-    try {
-      return await new Promise((done, fail) => {
-        const tag = ++this.#tag;
-        waiting.set(tag, { hear, done, fail });
-        socket.send(JSON.stringify({ op, tag, ...fields }));
-      });
-    } finally {
-      signal?.removeEventListener("abort", cancel);
-    }
-  }
-
-  /** @param {string} id @returns {Promise<Connection>} */
-  async #connected(id) {
-    const before = this.#connection;
-    if (before?.id === id && before.socket.readyState === WebSocket.OPEN) return before;
-    before?.socket.close();
-    const key = sessionStorage.getItem(KEY);
-    const address = new URL(`v1/streams/${id}/ws`, location.href);
-    address.protocol = address.protocol === "https:" ? "wss:" : "ws:";
-    const socket = new WebSocket(address, key ? ["xl-export", `key64.${base64url(key)}`] : ["xl-export"]);
-    /** @type {Map<number, Waiting>} */
-    const waiting = new Map();
-    const connection = { id, socket, waiting };
-    this.#connection = connection;
-    await new Promise((resolve, reject) => {
-      socket.onopen = resolve;
-      socket.onclose = () =>
-        reject(new Refusal("The server closed the connection to the stream; try again."));
+/**
+ * The last event of an answer in server-sent events; `hear` gets the others.
+ * @param {Response} answer @param {(chunk: any) => void} hear
+ */
+async function lastEvent(answer, hear) {
+  const reader = /** @type {any} */ (answer.body).pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  let last = null;
+  for (;;) {
+    const { done, value } = await reader.read().catch(() => {
+      throw new Refusal("The connection to the server has ended; load the page again.");
     });
-    socket.onmessage = ({ data }) => {
-      const { tag, event, error, ...answer } = JSON.parse(data);
-      const asked = waiting.get(tag);
-      if (event === "chunk") return asked?.hear?.(answer);
-      waiting.delete(tag);
-      if (event === "end") asked?.done(answer);
-      else asked?.fail(new Refusal(error.message, { code: error.code }));
-    };
-    socket.onclose = () => {
-      for (const { fail } of waiting.values())
-        fail(new Refusal("The connection to the stream has ended; load the page again."));
-    };
-    return connection;
+    const events = (text += value ?? "").split("\n\n");
+    text = events.pop() ?? "";
+    for (const event of events) {
+      const data = event.slice("data: ".length);
+      if (data === "[DONE]") return last;
+      if (last !== null) hear(last);
+      last = JSON.parse(data);
+      if (last.error && !last.object) throw new Refusal(last.error.message, { code: last.error.code });
+    }
+    if (done) throw new Refusal("The connection to the server has ended; load the page again.");
   }
 }
 
@@ -364,10 +340,4 @@ function recalled(id) {
   } catch {
     return null;
   }
-}
-
-/** A text in letters that a subprotocol may have: a key may hold "/" and "=". @param {string} text */
-function base64url(text) {
-  const bytes = String.fromCharCode(...new TextEncoder().encode(text));
-  return btoa(bytes).replace(/\+/g, "-").replace(/\//g, "_").replace(/=+$/, "");
 }

@@ -14,7 +14,7 @@ from runtimes.cli.group import LongCommand
 from runtimes.cli.options import parsed_device, threads_option
 from runtimes.contract.device import Device
 
-PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client", "httptools", "websockets")
+PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client", "httptools")
 
 
 @click.command(

@@ -42,7 +42,7 @@ from runtimes.tasks.generate import generate
 from xl_export.serve.core.admission import EngineSettings
 
 REPEATS = 5
-PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client", "httptools", "websockets")
+PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client", "httptools")
 SIZES_SHOWN = ("demo", "small", "enwik8-base")  # of models, in the documents
 GREEDY = Sampler(temperature=0)
 STREAMS = (1, 4, 16, 32)  # of the overhead

@@ -17,6 +17,7 @@ import pytest
 
 from runtimes.sessions.open import open_session
 from xl_export.serve.core.admission import EngineSettings
+from xl_export.serve.http.base.connection import CONNECTION
 from xl_export.serve.http.base.keys import Keys
 from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.base.server import Log, Server, Source
@@ -24,6 +25,8 @@ from xl_export.serve.http.serving import Address, Web, serve
 
 # A connection for each request. `httpx.post` would also read the certificates of the machine each time.
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+# Of a request without a connection.
+SCOPE = {"path": "/", "method": "GET", "headers": [], "extensions": {CONNECTION: None}}
 HTTP = httpx.Client(verify=False, trust_env=False, timeout=60, limits=LIMITS)
 
 

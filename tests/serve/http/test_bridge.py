@@ -11,6 +11,7 @@ import pytest
 
 from runtimes.contract.session import Session
 from tests.coroutines import in_thread
+from tests.serve.http.conftest import SCOPE
 from xl_export.serve.core.admission import Admission, EngineSettings
 from xl_export.serve.core.task import Drawn, Ended, Task
 from xl_export.serve.http.base.bridge import Bridge, Figures, Inbox
@@ -142,7 +143,7 @@ def test_a_failing_choice_loses_no_tokens_of_another(session: Session, begun: bo
             inbox=lambda: Inbox(bridge, engine, Figures()),  # type: ignore[arg-type]
         )
         body = CompletionBody(prompt=["a", "b"], stream=True, stop=["xyz"])
-        exchange = Exchange(None, {"path": "/", "headers": []}, None, send)  # type: ignore[arg-type]
+        exchange = Exchange(None, SCOPE, None, send)  # type: ignore[arg-type]
         exchange.wire = SimpleNamespace(write=lambda data: False)  # type: ignore[assignment]
         plan = finished(plan_of(body, session, Limits()))
         completion: Any = Completion(plan, model, exchange)  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ import pytest
 from starlette.types import Message
 
 from tests.coroutines import in_thread
-from tests.serve.http.conftest import HTTP, Running, running, sources
+from tests.serve.http.conftest import HTTP, SCOPE, Running, running, sources
 from xl_export.serve.http.base.connection import Wire
 from xl_export.serve.http.base.errors import ClientLeftError, RefusedError
 from xl_export.serve.http.base.exchange import LOOKS, SLOWEST, Exchange
@@ -346,7 +346,7 @@ def answered(size: int, *, pause: float, count: int) -> tuple[bool, bool]:
     async def answer() -> bool:
         asyncio.get_running_loop().time = lambda: now  # type: ignore[method-assign]
         server: Any = SimpleNamespace(limits=Limits())
-        exchange = Exchange(server, {"path": "/", "headers": []}, send, send)  # type: ignore[arg-type]
+        exchange = Exchange(server, SCOPE, send, send)  # type: ignore[arg-type]
 
         def abort() -> None:
             cut.append(True)
@@ -393,7 +393,7 @@ def test_a_refusal_is_never_written_into_a_binary_answer(binary: bool) -> None:
 
     async def answer() -> None:
         server: Any = SimpleNamespace()
-        exchange = Exchange(server, {"path": "/", "headers": []}, send, send)  # type: ignore[arg-type]
+        exchange = Exchange(server, SCOPE, send, send)  # type: ignore[arg-type]
         exchange.wire = SimpleNamespace(cut=lambda: cut.append(True))  # type: ignore[assignment]
         if binary:
             await exchange.start([(b"content-type", b"application/octet-stream")])

@@ -158,16 +158,16 @@ def test_an_artefact_computes_on_the_cpu_and_a_run_where_it_may(
 
 
 @pytest.mark.parametrize(
-    ("soft", "hard", "files", "connections", "sockets"),
+    ("soft", "hard", "files", "connections"),
     [
-        (1024, 1 << 20, WANTED, 4096, 2048),  # it is raised as far as it is needed
-        (1 << 20, 1 << 20, WANTED, 4096, 2048),  # and never lowered
-        (1024, 4096, 4096, 1920, 960),
-        (1, 1, 1, 1, 1),
+        (1024, 1 << 20, WANTED, 4096),  # it is raised as far as it is needed
+        (1 << 20, 1 << 20, WANTED, 4096),  # and never lowered
+        (1024, 4096, 4096, 1920),
+        (1, 1, 1, 1),
     ],
 )
 def test_connections_fit_into_the_files_that_may_be_open(
-    soft: int, hard: int, files: int, connections: int, sockets: int, monkeypatch: pytest.MonkeyPatch
+    soft: int, hard: int, files: int, connections: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[tuple[int, int]] = []
     fake = SimpleNamespace(
@@ -178,7 +178,7 @@ def test_connections_fit_into_the_files_that_may_be_open(
     )
     monkeypatch.setattr(serving, "resource", fake)
     limits, found = serving.fitted(Limits())
-    assert (found, limits.connections, limits.sockets) == (files, connections, sockets)
+    assert (found, limits.connections) == (files, connections)
     assert given == ([(files, hard)] if soft < WANTED else [])
 
 

@@ -1,4 +1,4 @@
-"""The bytes of requests: of heads, frames of chunks, trailers and handshakes, and of bodies."""
+"""The bytes of requests: of heads, frames of chunks and trailers, and of bodies."""
 
 from __future__ import annotations
 
@@ -20,10 +20,6 @@ HOST = b"Host: localhost\r\n"
 GET = b"GET /health HTTP/1.1\r\n" + HOST
 CHUNKED = b"POST /tokenize HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n"
 UPLOAD = CHUNKED.replace(b"/tokenize", b"/v1/completions")
-SOCKET = (
-    b"GET /v1/streams/x/ws HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
-    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n" + HOST
-)
 MANY = Limits().header_bytes
 # The last part goes beyond the limit. What a server has not read when it closes
 # makes the kernel drop the answer.
@@ -63,8 +59,6 @@ TOO_LARGE = {
     "empty lines before a request": [*[b"\r\n" * 500] * HEAD],
     "an extension of a chunk": [CHUNKED, b"5;", *[b"x" * 1000] * PARTS],
     "trailers": [CHUNKED, b"2\r\n{}\r\n0\r\n", *headers(PARTS)],
-    "headers of a WebSocket": [SOCKET, *headers(HEAD)],
-    "more headers than a WebSocket may have": [SOCKET, *headers(200, size=20), b"\r\n"],
 }
 
 
@@ -95,7 +89,6 @@ def test_the_parser_never_gets_more_than_was_counted(
 def test_less_is_served_also_in_many_chunks(server: Running) -> None:
     closing = b"Connection: close\r\n\r\n"
     assert answer(server, GET, *headers(60), closing).startswith(b"HTTP/1.1 200 ")
-    assert answer(server, SOCKET, *headers(50), b"\r\n").startswith(b"HTTP/1.1 404 ")
     text = json.dumps({"prompt": "a" * 20_000}).encode()
     chunks = [b"1;%s\r\n%c\r\n" % (b"x" * 10, each) for each in text]  # far more than 64 KB beside the body
     chunked = CHUNKED.replace(b"\r\n\r\n", b"\r\n" + closing)

@@ -97,7 +97,6 @@ REQUESTS: list[tuple[str, str, Any, int, str]] = [
     ("GET", COMPLETIONS, None, 405, "does not answer GET; send POST."),
     ("PATCH", "/v1/models", None, 405, "does not answer PATCH; send GET or HEAD."),
     ("PATCH", "/v1/streams/restore", None, 405, "does not answer PATCH; send POST."),
-    ("GET", "/v1/streams/stream-1/ws", None, 405, "send WEBSOCKET."),
     ("GET", "/v1/streams//append", None, 404, "see /openapi.json for what there is."),
     ("GET", "/v1/streams/%2e%2e%2fsnapshot.key", None, 404, "see /openapi.json for what there is."),
 ]

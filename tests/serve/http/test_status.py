@@ -138,8 +138,6 @@ def test_a_fault_of_a_route_is_answered_as_described(
 
 def test_every_endpoint_that_is_not_open_needs_a_key(keyed: Running) -> None:
     for endpoint in ENDPOINTS:
-        if endpoint.method == "WEBSOCKET":
-            continue  # see test_socket.py
         url = keyed.at + endpoint.path.replace("{name}", "icon.svg")
         for headers in ({}, bearer("wrong-0123456789abcdef"), {"Authorization": f"Basic {ANNA}"}):
             answer = keyed.client.request(endpoint.method, url, headers=headers)

@@ -113,9 +113,8 @@ class Application:
                 code="invalid_api_key",
             )
         exchange.tenant = tenant
-        if not wanted.is_open:  # a WebSocket that does nothing is no request
-            open_now = server.sockets if exchange.scope["type"] == "websocket" else server.requests
-            exchange.stack.enter_context(open_now.one(tenant.name))
+        if not wanted.is_open:
+            exchange.stack.enter_context(server.requests.one(tenant.name))
 
 
 def _refuse_foreign(headers: dict[str, str], hosts: frozenset[str] | None) -> None:

@@ -31,7 +31,6 @@ resource: Any = _resource
 GRACE = 4  # seconds from a signal until connections that are still open are cut
 CUT = 0.5  # seconds that cut connections have to end
 KEEP_ALIVE = 65  # seconds that an idle connection is kept; more than the 60 of the usual proxies
-PING = 20.0  # seconds between two pings of a WebSocket, and until the answer; then its client is gone
 # Seconds that a thread which computes in Python lets others wait; 0.005 is Python's default. The event loop
 # waits so long a few times in each request while a long text is encoded or decoded.
 SWITCH = 0.001
@@ -110,11 +109,7 @@ def configured(server: Server) -> uvicorn.Config:
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=GRACE,
-        ws_max_size=min(server.limits.body_bytes, server.limits.message_bytes),
-        ws_max_queue=2,
-        ws_per_message_deflate=False,
-        ws_ping_interval=PING,
-        ws_ping_timeout=PING,
+        ws="none",
     )
 
 
@@ -165,10 +160,6 @@ class Web(uvicorn.Server):
             self._ending = asyncio.ensure_future(self._server.stop(ON_SIGNAL))
 
 
-# What uvicorn logs for each WebSocket whose handshake was refused; the client was answered.
-REFUSED_HANDSHAKE = "ASGI callable returned without completing handshake."
-
-
 class LogHandler(logging.Handler):
     """Sends what engines and libraries log to the server's log."""
 
@@ -177,8 +168,6 @@ class LogHandler(logging.Handler):
         self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.getMessage() == REFUSED_HANDSHAKE:
-            return
         error = record.exc_info[1] if record.exc_info else None
         fields = {"logger": record.name, "message": record.getMessage()}
         event = "engine" if record.name.startswith("xl_export") else "library"
@@ -224,15 +213,10 @@ def raised(wanted: int) -> int:
 
 
 def fitted(limits: Limits) -> tuple[Limits, int]:
-    """The limits with no more connections than the process can have files for, and the number of files. Half
-    of fewer connections may be WebSockets, so that these never shut out requests.
-    """
+    """The limits with no more connections than the process can have files for, and the number of files."""
     files = raised(EACH * limits.connections + RESERVE)
     connections = max(1, (files - min(RESERVE, files // 2)) // EACH)
-    if connections >= limits.connections:
-        return limits, files
-    sockets = max(1, min(limits.sockets, connections // 2))
-    return replace(limits, connections=connections, sockets=sockets), files
+    return replace(limits, connections=min(connections, limits.connections)), files
 
 
 def run(server: Server, address: Address, *, ready: Ready | None = None) -> None:
@@ -240,13 +224,11 @@ def run(server: Server, address: Address, *, ready: Ready | None = None) -> None
     and logs how many connections fit into it, and how many threads each model has.
     """
     server.limits, files = fitted(server.limits)
-    server.sockets.most = server.limits.sockets
     sys.setswitchinterval(SWITCH)
 
     def began(port: int, web: Web) -> None:
         connections = server.limits.connections
-        sockets = server.limits.sockets
-        server.log.event("limits", open_files=files, connections=connections, websockets=sockets)
+        server.log.event("limits", open_files=files, connections=connections)
         for model in server.models.values():
             server.log.event(
                 "serves", model=model.name, identity=model.session.identity, threads=model.threads

@@ -181,11 +181,8 @@ class _Metrics(Collector):
         for labels, count in sorted(server.answered.items()):
             http.add_metric(labels, count)
         yield http
-        for name, text, quota in (
-            ("http_requests_open", "Requests that are served or wait.", server.requests),
-            ("http_websockets_open", "WebSockets that are open.", server.sockets),
-        ):
-            yield GaugeMetricFamily(PREFIX + name, text, value=quota.total)
+        open_now = "Requests that are served or wait."
+        yield GaugeMetricFamily(f"{PREFIX}http_requests_open", open_now, value=server.requests.total)
 
 
 @ENDPOINTS.add("GET", "/v1/server", answer=ServerFigures)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -88,6 +89,15 @@ def created(server: Running, tokens: np.ndarray | None = None, **fields: Any) ->
     answer = server.post("/v1/streams", {} if tokens is None else {"tokens": tokens.tolist(), **fields})
     assert answer.status_code == 201, answer.text
     return Stream(server, answer.json()["stream"]["id"])
+
+
+def continued(stream: Stream, **fields: Any) -> Iterator[dict[str, Any]]:
+    """The events of a streamed `continue`, the last one with the result."""
+    body = {**fields, "stream": True}
+    with HTTP.stream("POST", f"{stream.server.at}{stream.path}/continue", json=body) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                yield json.loads(line.removeprefix("data: "))
 
 
 def owned(server: Running, key: str) -> Stream:

@@ -171,19 +171,6 @@ def test_a_safetensors_file_of_too_many_arrays_is_refused() -> None:
         finished(step_body(body, FILE, LIMITS))
 
 
-def test_a_step_over_a_websocket_answers_as_over_http(server: Running) -> None:
-    from websockets.sync.client import connect
-
-    stream = created(server)
-    twin = stream.fork()
-    inputs = lists(observed(1, 2, 0))
-    with connect(f"ws://127.0.0.1:{server.port}{stream.path}/ws") as socket:
-        socket.send(json.dumps({"op": "step", "tag": 1, "inputs": inputs}))
-        answer = json.loads(socket.recv())
-    assert (answer["tag"], answer["event"]) == (1, "end")
-    assert answer["outputs"] == twin.post("step", {"inputs": inputs})["outputs"]
-
-
 def test_a_step_whose_client_has_left_changes_nothing(server: Running) -> None:
     stream = created(server)
     work = StreamWork(server.server.model(None), "", LIMITS)

@@ -77,19 +77,13 @@ class Connection(HttpToolsProtocol):
             at += len(part)
             self._overhead += len(part)
             super().data_received(part)
-            if self.transport.is_closing() or self.transport.get_protocol() is not self:
-                return  # it was refused, or is a WebSocket now
+            if self.transport.is_closing():
+                return  # it was refused
             if self._overhead > limits.header_bytes:
                 return self._refuse(TOO_LARGE_HEAD)
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(NOT_HTTP)
-
-    def handle_websocket_upgrade(self) -> None:
-        super().handle_websocket_upgrade()
-        if not getattr(self.transport.get_protocol(), "handshake_initiated", True):
-            # The library of WebSockets has refused the head, and uvicorn would leave the client waiting.
-            self._refuse(TOO_LARGE_HEAD)
 
     def on_message_begin(self) -> None:
         self._whole = False

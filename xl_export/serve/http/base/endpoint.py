@@ -81,7 +81,7 @@ class Endpoint:
     endpoints know paths and methods.
     """
 
-    #: Of HTTP, or `WEBSOCKET`.
+    #: The HTTP method.
     method: str
     #: Names in braces are variables, which match one part of a path.
     path: str

@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 
 
 class Exchange:
-    """One request and its answer, over HTTP or as a WebSocket."""
+    """One request and its answer."""
 
     def __init__(self, server: Server, scope: Scope, receive: Receive, send: Send) -> None:
         self.server = server
@@ -43,7 +43,7 @@ class Exchange:
         self._send = send
         #: When its head arrived, by `time.monotonic`.
         self.began = time.monotonic()
-        self.method: str = scope.get("method", "WEBSOCKET")
+        self.method: str = scope["method"]
         #: Decoded.
         self.path: str = scope["path"]
         self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
@@ -70,8 +70,8 @@ class Exchange:
         self.sending = False
         #: Bytes of parts that the client has accepted.
         self.taken = 0
-        #: The connection; None for a WebSocket.
-        self.wire: Wire | None = scope.get("extensions", {}).get(CONNECTION)
+        #: The connection.
+        self.wire: Wire = scope["extensions"][CONNECTION]
 
     # What was asked for.
 
@@ -95,12 +95,7 @@ class Exchange:
     def key_tenant(self) -> Tenant | None:
         """The tenant of the request's key, by the keys that are valid now; None without a valid key."""
         keys = self.server.keys
-        return keys.get(hashed(given_key(self.scope, self.headers))) if keys else ANYBODY
-
-    def has_valid_key(self) -> bool:
-        """Whether the key has not been taken away since the request began."""
-        now = self.key_tenant()
-        return now is not None and now.name == self.tenant.name
+        return keys.get(hashed(given_key(self.headers))) if keys else ANYBODY
 
     # The body.
 
@@ -159,9 +154,7 @@ class Exchange:
 
     async def send(self, message: Message) -> None:
         """Sends a message of ASGI; the first one also gets the id of the request."""
-        if message["type"] == "websocket.accept":
-            self.status = 101
-        elif message["type"] in ("http.response.start", "websocket.http.response.start"):
+        if message["type"] == "http.response.start":
             self.status = message["status"]
             message = {**message, "headers": [*message["headers"], (b"x-request-id", self.id.encode())]}
         self.sending = True
@@ -186,7 +179,7 @@ class Exchange:
 
     async def refuse(self, refusal: RefusedError) -> None:
         """Sends a refusal: as the answer, or as the last event of one that has begun. Any other answer that
-        has begun is cut off. A WebSocket that is not accepted yet has its handshake refused.
+        has begun is cut off.
         """
         if not self.status:
             await refusal.response(plain=has_plain_errors(self.path))(self.scope, self.receive, self.send)
@@ -196,9 +189,8 @@ class Exchange:
             self.cut()
 
     def cut(self) -> None:
-        """Cuts the connection; a WebSocket ends with its handler."""
-        if self.wire is not None:
-            self.wire.cut()
+        """Cuts the connection."""
+        self.wire.cut()
 
     @contextlib.contextmanager
     def while_connected(self) -> Iterator[None]:
@@ -206,7 +198,6 @@ class Exchange:
         stalls: when it accepted less than `SLOWEST` bytes a second of what was sent for
         `Limits.stalled_seconds`.
         """
-        assert self.wire is not None, "a WebSocket is not watched"
         loop = asyncio.get_running_loop()
         stalled = self.server.limits.stalled_seconds
         timer: asyncio.TimerHandle

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
-
-from starlette.types import Scope
 
 from runtimes.base.errors import ConfigError
 from runtimes.base.files import read_bytes
@@ -19,10 +16,6 @@ from runtimes.base.text import decode_text
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 SHORTEST = 16  # characters of a key
 HASHED = "sha256:"
-# A browser gives the key of a WebSocket as a subprotocol: the prefix and the key, or the key in base64url,
-# because a subprotocol may have no "/" and no "=".
-KEY_PROTOCOL = "key."
-ENCODED_KEY_PROTOCOL = "key64."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,23 +85,7 @@ def hashed(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", errors="surrogateescape")).digest()
 
 
-def given_key(scope: Scope, headers: Mapping[str, str]) -> str:
-    """The key that a request or the handshake of a WebSocket brings; empty if there is none."""
+def given_key(headers: Mapping[str, str]) -> str:
+    """The key of a request; empty if there is none."""
     kind, _, key = headers.get("authorization", "").partition(" ")
-    if kind.lower() == "bearer":
-        return key.strip()
-    if scope["type"] == "websocket":
-        for offered in scope.get("subprotocols", ()):
-            if offered.startswith(KEY_PROTOCOL):
-                return str(offered.removeprefix(KEY_PROTOCOL))
-            if offered.startswith(ENCODED_KEY_PROTOCOL):
-                return _decoded(offered.removeprefix(ENCODED_KEY_PROTOCOL))
-    return ""
-
-
-def _decoded(key: str) -> str:
-    """A key in base64url without padding; empty, which is never valid, if it is something else."""
-    try:
-        return base64.urlsafe_b64decode(key + "=" * (-len(key) % 4)).decode()
-    except ValueError:
-        return ""
+    return key.strip() if kind.lower() == "bearer" else ""

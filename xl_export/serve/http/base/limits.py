@@ -14,7 +14,7 @@ from xl_export.serve.core.admission import Quota
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.workers import Steps
 
-SMALL_BODY = 1 << 16  # bytes of a request or a WebSocket that do not count among those of all
+SMALL_BODY = 1 << 16  # bytes of a request that do not count among those of all
 FEW = 8  # fields that a message may list
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # a half of a pair, in JSON's spelling
 COUNTED = 1 << 17  # bytes of a body whose values are counted before they are made
@@ -39,11 +39,9 @@ class Limits:
 
     #: Of the body of one request.
     body_bytes: int = 16 << 20
-    #: Of the bodies of all requests that are served at once and of all messages of WebSockets that are not
-    #: answered, without the first `SMALL_BODY` of each; a tenant may always send one body of `body_bytes`.
+    #: Of the bodies of all requests that are served at once, without the first `SMALL_BODY` of each. A
+    #: tenant may always send one body of `body_bytes`.
     bodies_bytes: int = 256 << 20
-    #: Of one message of a WebSocket.
-    message_bytes: int = 1 << 20
     #: Of all prompts of a request together.
     prompt_tokens: int = 1 << 20
     #: Tokens that one choice draws.
@@ -55,11 +53,9 @@ class Limits:
     choices: int = 128
     #: Of one request to score.
     texts: int = 4096
-    #: That are served or wait at once; each operation on a WebSocket counts as one.
+    #: That are served or wait at once.
     requests: int = 2048
-    #: WebSockets that are open at once.
-    sockets: int = 2048
-    #: Of requests, of sockets and of bodies_bytes, for one tenant with a name.
+    #: Of requests and of bodies_bytes, for one tenant with a name.
     tenant_share: float = 0.5
     #: That are open at once.
     connections: int = 4096
@@ -73,23 +69,19 @@ class Limits:
     stalled_seconds: float = 120.0
 
 
-def too_many(what: str) -> Callable[[int, bool], RefusedError]:
-    """Makes the refusal of one request or WebSocket too many; see `Quota`. what: their name in messages."""
-
-    def refusal(count: int, of_tenant: bool) -> RefusedError:
-        return RefusedError(
-            f"the {'tenant' if of_tenant else 'server'} has {count:,} {what} at once and may have no more; "
-            "ask again when one of them has ended.",
-            status=429,
-            code="too_many",
-            retry_after=1,
-        )
-
-    return refusal
+def too_many_requests(count: int, of_tenant: bool) -> RefusedError:
+    """The refusal of one request too many; see `Quota`."""
+    return RefusedError(
+        f"the {'tenant' if of_tenant else 'server'} has {count:,} requests at once and may have no more; "
+        "ask again when one of them has ended.",
+        status=429,
+        code="too_many",
+        retry_after=1,
+    )
 
 
 class BodyAccount:
-    """The bytes of one request or WebSocket that are in memory. The first `SMALL_BODY` of them do not count,
+    """The bytes of one request that are in memory. The first `SMALL_BODY` of them do not count,
     so a small request is never refused because others send books.
 
     bodies: counts the bytes of all.

@@ -34,7 +34,7 @@ from xl_export.serve.http.base.bridge import Bridge, Figures, Inbox
 from xl_export.serve.http.base.encoding import TokenTexts
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.keys import Keys
-from xl_export.serve.http.base.limits import Limits, too_many
+from xl_export.serve.http.base.limits import Limits, too_many_requests
 from xl_export.serve.http.base.steps import StepEngine
 from xl_export.serve.http.base.workers import on_thread
 from xl_export.serve.streams.index import StoreSettings
@@ -67,6 +67,8 @@ class Model:
     #: The figures of what was asked of it.
     requests: Figures = field(default_factory=Figures)
     created: int = field(default_factory=lambda: int(time.time()))
+    #: Ends the operation that runs on a stream early, by the name of the stream.
+    cancels: dict[str, Callable[[], None]] = field(default_factory=dict)
     stopped: bool = False
     _stopping: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -356,9 +358,8 @@ class Server:
         #: The names under which a server without keys is reached; None for any.
         self.hosts: frozenset[str] | None = None
         share = self.limits.tenant_share
-        self.requests = Quota(self.limits.requests, share=share, refusal=too_many("requests"))
-        self.sockets = Quota(self.limits.sockets, share=share, refusal=too_many("WebSockets"))
-        #: The bytes of bodies and messages that are in memory; see `BodyAccount`.
+        self.requests = Quota(self.limits.requests, share=share, refusal=too_many_requests)
+        #: The bytes of bodies that are in memory; see `BodyAccount`.
         self.bodies = Quota(max(self.limits.bodies_bytes, ceil(self.limits.body_bytes / share)), share=share)
         #: How many requests were answered, by path and status.
         self.answered: Counter[tuple[str, str]] = Counter()

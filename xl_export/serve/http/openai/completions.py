@@ -174,7 +174,6 @@ class Completion:
         self._plan = plan
         self._model = model
         self._exchange = exchange
-        assert exchange.wire is not None, "completions are not answered over a WebSocket"
         # Sends an event at once; False if the client would have to be waited for.
         self._write = exchange.wire.write
         self._tenant = exchange.tenant.name

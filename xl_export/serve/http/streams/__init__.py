@@ -1,1 +1,1 @@
-"""Streams that clients keep on the server: `/v1/streams`, and the same over a WebSocket."""
+"""Streams that clients keep on the server: `/v1/streams`."""

@@ -1,4 +1,4 @@
-"""What clients ask of streams, over HTTP and over a WebSocket, and what is answered."""
+"""What clients ask of streams, and what is answered."""
 
 from __future__ import annotations
 
@@ -141,10 +141,6 @@ class ElsewhereError(RefusedError):
         return {"error": {**super().document()["error"], "position": self._position}}
 
 
-class NoBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Nothing is asked for but the operation itself."""
-
-
 def tokens_of(
     body: Fields | ContinueBody, vocab: Vocab, limits: Limits, *, needed: bool
 ) -> Steps[np.ndarray]:
@@ -202,6 +198,14 @@ class StreamList(TypedDict):
 
     object: Annotated[Literal["list"], doc("The kind of this document.")]
     data: Annotated[list[StreamDocument], doc("The streams.")]
+
+
+class CancelledStream(TypedDict):
+    """Whether an operation was cancelled."""
+
+    id: Annotated[str, doc("The name of the stream.")]
+    object: Annotated[Literal["stream.cancel"], doc("The kind of this document.")]
+    cancelled: Annotated[bool, doc("Whether an operation ran on the stream; it ends now.")]
 
 
 class DeletedStream(TypedDict):

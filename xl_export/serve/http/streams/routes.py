@@ -1,4 +1,4 @@
-"""`/v1/streams`: create, append, continue, step, fork, rewind, snapshot, restore, list, delete."""
+"""`/v1/streams`: create, append, continue, step, cancel, fork, rewind, snapshot, restore, list, delete."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from xl_export.serve.http.streams.documents import (
     SAFETENSORS,
     AppendBody,
     AppendResult,
+    CancelledStream,
     ContinueBody,
     ContinueChunk,
     ContinueResult,
@@ -39,7 +40,6 @@ from xl_export.serve.http.streams.documents import (
     step_body,
     stream_document,
 )
-from xl_export.serve.http.streams.socket import conversation
 from xl_export.serve.http.streams.work import Document, StreamWork, encoded, found, holder
 from xl_export.serve.streams.snapshot import most_snapshot_bytes
 from xl_export.serve.streams.store import StreamStore
@@ -48,7 +48,6 @@ BLOCK = 1 << 20  # bytes of a snapshot that are read or written at once
 ONE = "/v1/streams/{id}"
 WRITES = (404, 409, 410, 503, 507)  # what operations that change a stream may be refused with
 ENDPOINTS = Endpoints()
-ENDPOINTS.add("WEBSOCKET", f"{ONE}/ws", watched=False, described=False)(conversation)
 
 
 @ENDPOINTS.add(
@@ -114,6 +113,20 @@ async def step(exchange: Exchange, body: StepBody) -> Response:
     document = await work.lasting(operation)
     size = sum(array.nbytes for array in document["outputs"].values())
     return Response(await aside(size, work.tenant, step_answer, document), media_type=SAFETENSORS)
+
+
+@ENDPOINTS.add("POST", f"{ONE}/cancel", answer=CancelledStream, refused=(404, 503))
+async def cancel(exchange: Exchange) -> Response:
+    """Ends the operation that runs on a stream, and whose own answer says what it has done.
+
+    A streamed `continue` keeps what was generated. Any other operation answers 409 with the code `cancelled`,
+    and the stream stays as it was.
+    """
+    name = exchange.params["id"]
+    end = found(exchange.server, name, exchange.tenant.name).cancels.get(name)
+    if end is not None:
+        end()
+    return json({"id": name, "object": "stream.cancel", "cancelled": end is not None})
 
 
 @ENDPOINTS.add("POST", f"{ONE}/rewind", answer=StreamDocument, refused=WRITES)

@@ -236,7 +236,11 @@ class StreamWork:
         with self._store.operation(name, self.tenant) as operation, self._store.unwritten.one(self.tenant):
             if position is not None and operation.stream.position != position:
                 raise ElsewhereError(operation.stream.position, position)
-            yield operation
+            self._model.cancels[name] = self.leave
+            try:
+                yield operation
+            finally:
+                del self._model.cancels[name]
 
     async def _tokens(self, body: Fields | ContinueBody, *, needed: bool) -> np.ndarray:
         """The tokens that a body appends; a long text is encoded on a thread, and delays no other client."""
