@@ -103,6 +103,10 @@ class Session(Protocol):
         """About how many bytes one row of a step needs in a segment of that many tokens, with its memory."""
         ...
 
+    def most_rows(self, tokens: int) -> int:
+        """The most rows of a step of that many tokens."""
+        ...
+
     def start(self, batch: int) -> Memory:
         """The memory of `batch` new streams, all at position 0."""
         ...

@@ -28,7 +28,7 @@ from runtimes.contract.checks import (
     tokens_by_name,
     value_range,
 )
-from runtimes.contract.memory import MAX_POSITION, Held, Memory, refuse_no_memory
+from runtimes.contract.memory import MAX_BATCH, MAX_POSITION, Held, Memory, refuse_no_memory
 from runtimes.contract.promises import refuse_unpromised
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.sampling import Sampler
@@ -140,6 +140,10 @@ class GraphSession(ABC):
         state = row_bytes(self.state)
         logits = 4 * segment * self.spec.model.vocab_size
         return 2 * state + 3 * logits  # memory before and after the step; logits, and two arrays made of them
+
+    def most_rows(self, tokens: int) -> int:
+        """The most rows of a step of that many tokens."""
+        return self.spec.fixed_rows or (1 if "rows" in self.spec.without else MAX_BATCH)
 
     def start(self, batch: int) -> Memory:
         return new_memory(self, batch)

@@ -27,7 +27,7 @@ from runtimes.contract.checks import (
     tokens_by_name,
 )
 from runtimes.contract.device import AUTO, CPU, Device, refuse_for_run
-from runtimes.contract.memory import Memory, refuse_no_memory
+from runtimes.contract.memory import MAX_BATCH, Memory, refuse_no_memory
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.sampling import Sampler
 from runtimes.contract.tensors import TensorSpec, row_bytes, state_tensors
@@ -212,6 +212,9 @@ class TorchSession:
         # Memory before and after the step; logits, and two arrays made of them; scores of one layer, and four
         # made of them.
         return 2 * state + 3 * logits + 5 * scores
+
+    def most_rows(self, tokens: int) -> int:
+        return MAX_BATCH
 
     def start(self, batch: int) -> Memory:
         return new_memory(self, batch)

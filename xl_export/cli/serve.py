@@ -11,7 +11,7 @@ import click
 
 from runtimes.base.errors import ConfigError, needs
 from runtimes.cli.group import LongCommand
-from runtimes.cli.options import parsed_device, threads_option
+from runtimes.cli.options import threads_option
 from runtimes.contract.device import Device
 
 PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client", "httptools")
@@ -152,12 +152,8 @@ PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client", "httptools")
 )
 @click.option(
     "--device",
-    default="cpu",
-    show_default=True,
     metavar="DEVICE",
-    callback=parsed_device,
-    help="What computes. Streams are kept in the memory of the CPU, so artefacts are served only on "
-    "the CPU. A run may compute on a GPU: cuda.",
+    help="What computes, such as cuda. By default the CPU, and for an engine its own GPU.",
 )
 def serve_command(
     models: tuple[str, ...],
@@ -180,7 +176,7 @@ def serve_command(
     max_body: int,
     quiet: bool,
     threads: int | None,
-    device: Device,
+    device: str | None,
 ) -> None:
     """Serve MODEL to many clients over HTTP.
 
@@ -215,7 +211,7 @@ def serve_command(
             cache_bytes=cache_mb << 20,
             cache_shared=share_cache,
             threads=threads,
-            device=device,
+            device=Device.parse(device) if device is not None else None,
         )
         for own, path in named(models, name)
     ]

@@ -18,7 +18,7 @@ import numpy as np
 from runtimes.base.errors import ArtefactError, StreamError, first_line
 from runtimes.base.progress import say_once
 from runtimes.contract.device import Device
-from runtimes.contract.memory import DeviceTensor, Memory, refuse_part
+from runtimes.contract.memory import MAX_BATCH, DeviceTensor, Memory, refuse_part
 from runtimes.contract.session import Paths
 from runtimes.contract.spec import CUDA_GRAPH, GRAPH, Spec, refuse_unless_one_onnx
 from runtimes.contract.tensors import POSITIONS
@@ -141,6 +141,9 @@ class OrtGpuSession(GraphSession):
         graph = folder / (CUDA_GRAPH if library else GRAPH)
         vocab = vocab_of(spec, folder, contents)
         return cls(spec, vocab, graph, contents, device=device, threads=threads, library=library)
+
+    def most_rows(self, tokens: int) -> int:
+        return min(super().most_rows(tokens), self.provider.most_rows or MAX_BATCH)
 
     def start(self, batch: int) -> Memory:
         self._refuse_rows(batch)

@@ -109,6 +109,12 @@ class TrtSession(GraphSession):
         refuse_for_engine(device, folder, own=own)
         return cls(facts, spec, load_vocab(folder / VOCAB), folder)
 
+    def most_rows(self, tokens: int) -> int:
+        fitting = [
+            profile for profile in self.facts.profiles if profile.tokens[0] <= tokens <= profile.tokens[2]
+        ]
+        return min(super().most_rows(tokens), max((profile.batch[2] for profile in fitting), default=1))
+
     def start(self, batch: int) -> Memory:
         memory = super().start(batch)
         if batch > self.facts.largest_batch:

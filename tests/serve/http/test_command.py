@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from click.testing import Result
 
+from runtimes.base.errors import UserError
 from runtimes.contract.spec import BUILD
 from tests.commands import refused, xl
 from xl_export.serve.core.admission import EngineSettings
@@ -51,9 +52,7 @@ ELSEWHERE = ["{ring}", "--host", "192.0.2.1", "--api-keys", "{keys}"]
         (["a b={ring}"], ["'a b' is no name that clients can ask for; give NAME=FOLDER"]),
         (["{ring}", "--name", ".."], ["'..' is no name that clients can ask for; give another --name"]),
         (["a/b=c"], ["a/b=c does not exist"]),
-        (["{shift}"], ["ring"]),
-        (["{ring}", "--device", "cuda"], ["device is cuda", "only on the CPU", "leave --device out"]),
-        (["{engine}"], ["engines are not served; give the artefact of it"]),
+        (["{ring}", "--device", "nothing"], ["nothing"]),
         (ELSEWHERE, ["cannot listen at 192.0.2.1"]),
         ([*ELSEWHERE, "--flush-streams"], ["--flush-streams is given without --state"]),
         ([*ELSEWHERE, "--state", "{keys}"], ["is a file; expected a folder for the streams"]),
@@ -65,14 +64,7 @@ def test_what_cannot_be_served_is_one_sentence(
 ) -> None:
     keys = tmp_path / "keys"
     keys.write_text("anna 0123456789abcdef\n")
-    engine = tmp_path / "engine"
-    if "{engine}" in arguments:
-        shutil.copytree(artefacts["ring"], engine)
-        (engine / BUILD).write_text("{}")
-    refused(
-        serve("--port", "0", *(each.format(keys=keys, engine=engine, **artefacts) for each in arguments)),
-        *words,
-    )
+    refused(serve("--port", "0", *(each.format(keys=keys, **artefacts) for each in arguments)), *words)
 
 
 def test_the_bounds_of_the_command_reach_the_server(
@@ -147,14 +139,17 @@ def test_short_steps_leave_one_cpu_to_the_event_loop(
     assert [threads for threads, _ in opened] == expected
 
 
-def test_an_artefact_computes_on_the_cpu_and_a_run_where_it_may(
-    artefacts: dict[str, Path], run: Path, opened: list[tuple[int | None, str]]
+def test_the_cpu_computes_unless_a_device_is_given_and_an_engine_has_its_own(
+    artefacts: dict[str, Path], run: Path, tmp_path: Path, opened: list[tuple[int | None, str]]
 ) -> None:
-    """The GPU would be taken by `auto`, and refused because of its memory."""
-    for device in ("cpu", "auto"):
-        source(artefacts["ring"], threads=1, device=device).open_session()
-    assert source(run, device="cuda:1").open_session()[1] is None  # PyTorch chooses
-    assert opened == [(1, "cpu"), (1, "cpu"), (None, "cuda:1")]
+    engine = shutil.copytree(artefacts["ring"], tmp_path / "engine")
+    (engine / BUILD).write_text("{}")
+    for path in (artefacts["ring"], run):
+        source(path, threads=1).open_session()
+        source(path, threads=1, device="cuda:1").open_session()
+    with pytest.raises(UserError):  # it is no real one
+        source(engine).open_session()
+    assert opened == [(1, "cpu"), (1, "cuda:1"), (1, "cpu"), (1, "cuda:1"), (None, "auto")]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from runtimes.base.errors import StreamError
-from runtimes.contract.memory import DeviceTensor, Memory
+from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
 from xl_export.serve.core.admission import Admission, EngineSettings, Reservation, StoppedError
 from xl_export.serve.core.cache import PrefixCache
@@ -37,7 +37,7 @@ class Engine:
 
     deliver: called on the engine's thread with the answers of one or several iterations, once and in order;
     it must not block.
-    Raises StreamError for a session whose rows cannot be served so.
+    Raises StreamError for a session that steps several streams at once, however many there are.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Engine:
         cache: PrefixCache | None = None,
         deliver: Callable[[Delivery], None],
     ) -> None:
-        refuse_unserved(session)
+        refuse_fixed_rows(session)
         self._session = session
         self._settings = settings
         self._deliver = deliver
@@ -262,20 +262,12 @@ class Engine:
         self.scheduler.delivery_seconds += time.perf_counter() - began
 
 
-def refuse_unserved(session: Session) -> None:
-    """Raises StreamError for a session whose rows cannot advance by themselves, in place on the CPU."""
-    if session.spec is not None and (fault := session.spec.lengths_fault):
+def refuse_fixed_rows(session: Session) -> None:
+    """Raises StreamError for an artefact that needs several streams in each step."""
+    if session.spec is not None and session.spec.fixed_rows not in (None, 1):
         raise StreamError(
-            f"{fault}, and a server advances each stream by itself; serve the run, or an artefact that was "
-            "exported with `--memory ring`."
-        )
-    memory = session.start(2)
-    token = np.zeros((2, 1), np.int64)
-    session.predict(token, memory)
-    if any(isinstance(array, DeviceTensor) for array in memory.tensors.values()):
-        raise StreamError(
-            "the session keeps its memory on a device, and rows cannot advance one by one there; open the "
-            "artefact with --device cpu."
+            f"this artefact was traced for exactly {session.spec.fixed_rows} rows, and a server steps as "
+            "many streams as there are; trace it with rows=1, or without `rows`."
         )
 
 
@@ -283,20 +275,22 @@ def dependence_of_rows(session: Session, settings: EngineSettings, rows: Rows) -
     """None if a row gets bitwise the same numbers in every batch that an engine of these settings steps;
     otherwise a sentence with what the trial found.
 
-    rows: of the engine, before any stream is in them. The trial steps them as the engine will, so it
-    needs no memory of its own.
+    rows: of the engine, before any stream is in them. The trial steps them as the engine will.
     """
     chance = np.random.default_rng(0)
     segment = session.rule.segment
-    for width in sorted({1, 2, piece_after(0, max(1, segment // 3), segment)[1], segment}):
+    whole_segments = session.spec is not None and "cuts" in session.spec.without
+    widths = {1, min(2, segment), piece_after(0, max(1, segment // 3), segment)[1], segment}
+    for width in {segment} if whole_segments else sorted(widths):
         most = settings.rows if width == 1 else min(settings.rows, max(1, settings.prompt_tokens // width))
+        most = min(most, session.most_rows(width))
         batches = [batch for batch in BATCHES if batch < most]
         if not batches:
             continue
         tokens = chance.integers(session.vocab.size, size=(STEPS, most, width))
-        whole = _logits(session, tokens, rows.part(0, most))
+        whole = _logits(session, tokens, rows.trial(most))
         for batch in batches:
-            if not np.array_equal(_logits(session, tokens[:, :batch], rows.part(0, batch)), whole[:, :batch]):
+            if not np.array_equal(_logits(session, tokens[:, :batch], rows.trial(batch)), whole[:, :batch]):
                 return (
                     f"rows are not independent of each other with {session.computed_by}: {batch} of "
                     f"{most} rows that were fed {width} token(s) got other numbers than among all of "
@@ -307,5 +301,4 @@ def dependence_of_rows(session: Session, settings: EngineSettings, rows: Rows) -
 
 def _logits(session: Session, tokens: np.ndarray, memory: Memory) -> np.ndarray:
     """The logits [S, B, V] of S steps of new streams in a memory, from their tokens [S, B, T]."""
-    memory.positions[:] = 0
     return np.stack([session.predict(step, memory)[0] for step in tokens])

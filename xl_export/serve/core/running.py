@@ -7,13 +7,16 @@ People come before bulk, and a tenant who was served less comes before one who h
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from typing import ClassVar
 
 import numpy as np
 
-from runtimes.contract.memory import Memory
+from runtimes.contract.memory import DeviceTensor, Memory
 from runtimes.contract.session import Session
 from runtimes.contract.vocabulary.growing_text import GrowingText, border_of
 from runtimes.tasks.sample import Penalties, numbers
@@ -194,59 +197,44 @@ class Queue:
         return min((run for run in others if run.account is most), key=lambda run: run.since)
 
 
-class Rows:
-    """The rows of an engine, and the runs that use them. Only the thread of the engine uses it.
-
-    They are one memory, kept in the order decoding | prompts | free, so that what is stepped is one slice.
+class Rows(ABC):
+    """The rows of an engine, and the runs that use them, in the order decoding | prompts. Only the thread of
+    the engine uses them.
     """
 
+    #: Whether only neighbouring rows can be stepped together.
+    neighbours: ClassVar[bool]
+
     def __init__(self, session: Session, count: int) -> None:
-        self.memory = session.start(count)
+        self._session = session
         self._count = count
         #: The run of each used row, the decoding ones first.
         self.runs: list[Running] = []
         #: How many of them decode.
         self.decoding = 0
-        # The last part that was asked for. A session may exchange the arrays of a whole memory, but never
-        # of a part. So if there are several rows, only parts are stepped, and all of them keep sharing the
-        # same arrays. One row has no other part, and a step of the whole need not copy the memory back.
-        self._part = self.memory
-        self._ends = (0, 1 if count == 1 else 0)
 
     @property
     def free(self) -> int:
         """How many rows are free."""
         return self._count - len(self.runs)
 
-    def part(self, first: int, last: int) -> Memory:
-        """The memory of some rows, as `Memory.part`; it costs nothing for the rows of the previous step."""
-        if self._ends != (first, last):
-            self._part = self.memory.part(first, last)
-            self._ends = (first, last)
-        return self._part
-
     def admit(self, run: Running, memory: Memory | None) -> None:
         """Gives a run the first free row, with a copy of a memory of one row, or for a new stream."""
-        row = len(self.runs)
-        run.row = row
+        run.row = len(self.runs)
         run.account.rows += 1
         self.runs.append(run)
-        if memory is None:
-            self.memory.positions[row] = 0
-            return
-        for name, array in self.memory.tensors.items():
-            array[row] = memory.tensors[name][0]
-        self.memory.positions[row] = memory.positions[0]
-        self.memory.part(row, row + 1).unsure = memory.unsure
+        self._begin(run.row, memory)
 
     def decode(self, run: Running) -> None:
         """Moves a row from the prompts to the decoding ones."""
-        self._exchange(run.row, self.decoding)
+        one, other = run.row, self.decoding
+        if one != other:
+            self._exchange(one, other)
+            runs = self.runs
+            runs[one], runs[other] = runs[other], runs[one]
+            runs[one].row = one
+            runs[other].row = other
         self.decoding += 1
-
-    def taken_out(self, run: Running) -> Memory:
-        """A copy of the memory of a run's row."""
-        return self.memory.select([run.row])
 
     def release(self, run: Running) -> None:
         """Frees a row. The last decoding row moves to its place, and the last prompt to that row's place."""
@@ -260,29 +248,182 @@ class Rows:
         run.row = -1
         run.account.rows -= 1
 
+    def _move(self, source: int, to: int) -> None:
+        """Moves a row to the place of another one, whose run has left."""
+        if source != to:
+            self._exchange(to, source)
+            self.runs[to] = self.runs[source]
+            self.runs[to].row = to
+
     def clear(self) -> None:
-        """Frees all rows."""
+        """Frees all rows after a fault of the engine."""
         self.runs.clear()
         self.decoding = 0
+
+    @abstractmethod
+    def trial(self, batch: int) -> Memory:
+        """A memory of `batch` new streams in which a session may be tried, before any run has a row."""
+
+    @abstractmethod
+    def part(self, runs: Sequence[Running]) -> Memory:
+        """The memory of some rows, which one step advances. It costs nothing for those of the last step."""
+
+    @abstractmethod
+    def position(self, run: Running) -> int:
+        """The stream position of a run's next token."""
+
+    @abstractmethod
+    def taken_out(self, run: Running) -> Memory:
+        """A copy of the memory of a run's row."""
+
+    @abstractmethod
+    def spoil(self, runs: Sequence[Running]) -> None:
+        """Notes that rows may hold anything: they are cleared before a new stream starts in one of them."""
+
+    @abstractmethod
+    def _begin(self, row: int, memory: Memory | None) -> None:
+        """Puts a copy of a memory of one row, or a new stream, into a row that no run has used."""
+
+    @abstractmethod
+    def _exchange(self, one: int, other: int) -> None:
+        """Exchanges what two rows hold."""
+
+
+class RowsInPlace(Rows):
+    """Rows of one memory, of which each step advances a slice: for a ring on the CPU.
+
+    Steps read and write the rows where they are.
+    """
+
+    neighbours = True
+
+    def __init__(self, session: Session, count: int) -> None:
+        super().__init__(session, count)
+        self.memory = session.start(count)
+        # The last part that was asked for. A session may exchange the arrays of a whole memory, but never
+        # of a part. So if there are several rows, only parts are stepped, and all of them keep sharing the
+        # same arrays. One row has no other part, and a step of the whole need not copy the memory back.
+        self._part = self.memory
+        self._ends = (0, 1 if count == 1 else 0)
+
+    def trial(self, batch: int) -> Memory:
+        memory = self._slice(0, batch)
+        memory.positions[:] = 0
+        return memory
+
+    def part(self, runs: Sequence[Running]) -> Memory:
+        return self._slice(runs[0].row, runs[-1].row + 1)
+
+    def position(self, run: Running) -> int:
+        return int(self.memory.positions[run.row])
+
+    def taken_out(self, run: Running) -> Memory:
+        return self.memory.select([run.row])
+
+    def spoil(self, runs: Sequence[Running]) -> None:
+        self.memory.part(runs[0].row, runs[-1].row + 1).unsure = True
+
+    def clear(self) -> None:
+        super().clear()
         self.memory.unsure = True
 
-    def spoil(self, first: int, last: int) -> None:
-        """Notes that rows may hold anything: they are cleared before a new stream starts in one of them."""
-        self.memory.part(first, last).unsure = True
+    def _slice(self, first: int, last: int) -> Memory:
+        if self._ends != (first, last):
+            self._part = self.memory.part(first, last)
+            self._ends = (first, last)
+        return self._part
 
-    def _move(self, source: int, to: int) -> None:
-        """Copies a row over another one, whose run has left."""
-        if source == to:
+    def _begin(self, row: int, memory: Memory | None) -> None:
+        if memory is None:
+            self.memory.positions[row] = 0
             return
-        self.memory.replace([to], self.memory.select([source]))
-        self.runs[to] = self.runs[source]
-        self.runs[to].row = to
+        for name, array in self.memory.tensors.items():
+            array[row] = memory.tensors[name][0]
+        self.memory.positions[row] = memory.positions[0]
+        self.memory.part(row, row + 1).unsure = memory.unsure
 
     def _exchange(self, one: int, other: int) -> None:
-        if one == other:
-            return
         self.memory.replace([one, other], self.memory.select([other, one]))
-        runs = self.runs
-        runs[one], runs[other] = runs[other], runs[one]
-        runs[one].row = one
-        runs[other].row = other
+
+    def _move(self, source: int, to: int) -> None:
+        if source != to:  # nobody needs the row that is written over
+            self.memory.replace([to], self.memory.select([source]))
+            self.runs[to] = self.runs[source]
+            self.runs[to].row = to
+
+
+class JoinedRows(Rows):
+    """Rows that are joined to one memory for a step: for memory that is no ring, and memory on a device.
+
+    Rows stay joined until other rows are stepped with one of them. So nothing is copied while the same
+    streams advance.
+    """
+
+    neighbours = False
+
+    def __init__(self, session: Session, count: int) -> None:
+        super().__init__(session, count)
+        # The memory that has the row of each run, and the place of the row in it.
+        self._places: dict[Running, tuple[Memory, int]] = {}
+
+    def trial(self, batch: int) -> Memory:
+        return self._session.start(batch)
+
+    def part(self, runs: Sequence[Running]) -> Memory:
+        places = [self._places[run] for run in runs]
+        memory = places[0][0]
+        are_all = len(runs) == memory.batch
+        if are_all and all(own is memory and at == place for at, (own, place) in enumerate(places)):
+            return memory
+        memory = joined(places)
+        self._places.update((run, (memory, at)) for at, run in enumerate(runs))
+        return memory
+
+    def position(self, run: Running) -> int:
+        memory, place = self._places[run]
+        return int(memory.positions[place])
+
+    def taken_out(self, run: Running) -> Memory:
+        memory, place = self._places[run]
+        return memory.select([place])
+
+    def spoil(self, runs: Sequence[Running]) -> None:
+        """Nothing: the memory of a run that has ended is not used again."""
+
+    def release(self, run: Running) -> None:
+        super().release(run)
+        del self._places[run]
+
+    def clear(self) -> None:
+        super().clear()
+        self._places.clear()
+
+    def _begin(self, row: int, memory: Memory | None) -> None:
+        own = self._session.start(1) if memory is None else memory.copy()
+        self._places[self.runs[row]] = own, 0
+
+    def _exchange(self, one: int, other: int) -> None:
+        """Nothing: the memory of a run does not depend on its row."""
+
+
+def joined(places: Sequence[tuple[Memory, int]]) -> Memory:
+    """A new memory with these rows of other memories."""
+    groups: list[tuple[Memory, list[int]]] = []
+    for memory, place in places:
+        if groups and groups[-1][0] is memory:
+            groups[-1][1].append(place)
+        else:
+            groups.append((memory, [place]))
+    first, *others = (memory.select(chosen) for memory, chosen in groups)
+    return reduce(Memory.join, others, first)
+
+
+def rows_of(session: Session, count: int) -> Rows:
+    """The rows of an engine: in place if the session computes a ring where it is."""
+    spec = session.spec
+    if spec is None or (spec.circular and spec.lengths_fault is None):
+        memory = session.start(1)
+        session.predict(np.zeros((1, 1), np.int64), memory)
+        if not any(isinstance(array, DeviceTensor) for array in memory.tensors.values()):
+            return RowsInPlace(session, count)
+    return JoinedRows(session, count)

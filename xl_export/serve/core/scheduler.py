@@ -17,12 +17,13 @@ from runtimes.base.errors import UserError, first_line
 from runtimes.base.logits import clamped, log_sum_exp
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
+from runtimes.contract.tensors import row_bytes
 from runtimes.contract.vocabulary.base import Decoder
 from runtimes.contract.vocabulary.growing_text import GrowingText
 from runtimes.tasks.sample import Draw, penalties_of
 from xl_export.serve.core.admission import EngineSettings, Quota
 from xl_export.serve.core.cache import PrefixCache
-from xl_export.serve.core.running import Account, Queue, Rows, Running
+from xl_export.serve.core.running import Account, Queue, Running, rows_of
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Answer, Delivery, Drawn, Ended, Fed, Likeliest, Reason, Task
 
@@ -71,11 +72,11 @@ class Scheduler:
         self._session = session
         self._settings = settings
         self._segment = session.rule.segment
+        self._most_rows = session.most_rows(1)
         self._end_of_document = session.vocab.special.end_of_document
-        self.rows = Rows(session, settings.rows)
+        self.rows = rows_of(session, settings.rows)
         self.queue = Queue()
-        tensors = self.rows.memory.tensors.values()
-        self.row_bytes = sum(array.nbytes for array in tensors) // settings.rows
+        self.row_bytes = row_bytes(session.state)
         # Without room for a single state, each would be copied and dropped.
         self.cache = cache if cache is not None and cache.max_bytes > self.row_bytes else None
         copies = max(1, settings.state_bytes // max(1, self.row_bytes))  # one is always allowed
@@ -233,17 +234,15 @@ class Scheduler:
     # Steps.
 
     def _step(self, runs: Sequence[Running], compute: Callable[[Memory], np.ndarray]) -> np.ndarray | None:
-        """The answer of the session to a step of neighbouring rows; None if it failed, with its tasks."""
-        first = runs[0].row
-        last = runs[-1].row + 1
+        """The answer of the session to a step of rows; None if it failed, with its tasks."""
         self.steps += 1
         began = time.perf_counter()
         self.delivery_seconds = 0.0
         try:
-            return compute(self.rows.part(first, last))
+            return compute(self.rows.part(runs))
         except Exception as error:
             LOG.error("a step of %d rows failed", len(runs), exc_info=error)
-            self.rows.spoil(first, last)
+            self.rows.spoil(runs)
             for run in runs:
                 self._end(run, "failed", error=fault_sentence(error))
             return None
@@ -257,9 +256,8 @@ class Scheduler:
             return [], self._no_logits
         same = runs == self._sampler.runs  # as in the last iteration, which has drawn these tokens
         tokens = self._sampler.tokens if same else np.array([run.token for run in runs], np.int64)[:, None]
-        logits = self._step(runs, lambda memory: self._session.predict(tokens, memory)[0])
-        if logits is None:
-            return [], self._no_logits
+        runs, logits = self._predicted(runs, tokens)
+        same = same and len(runs) == len(tokens)  # unless a step has failed
         plain = same and not self._sampler.keeps
         closing = [] if plain else [row for row, run in enumerate(runs) if run.closing]
         if not closing:
@@ -272,13 +270,28 @@ class Scheduler:
         rest = [row for row, run in enumerate(runs) if not run.closing]
         return [runs[row] for row in rest], logits[rest]
 
+    def _predicted(self, runs: list[Running], tokens: np.ndarray) -> tuple[list[Running], np.ndarray]:
+        """The logits [N, V] after a token int64 [N, 1] of each run, without runs whose step has failed."""
+        most = self._most_rows
+        if len(runs) <= most:
+            logits = self._step(runs, lambda memory: self._session.predict(tokens, memory)[0])
+            return ([], self._no_logits) if logits is None else (runs, logits)
+        left: list[Running] = []
+        parts = [self._no_logits]
+        for at in range(0, len(runs), most):
+            some, found = self._predicted(runs[at : at + most], tokens[at : at + most])
+            left += some
+            parts.append(found)
+        return left, np.concatenate(parts)
+
     def _feed(self) -> None:
         """Feeds pieces of prompts within the budget."""
         prompts = [run for run in self.rows.runs[self.rows.decoding :] if run.prompt_left]
         if not prompts:
             return
         # The last group first: the last row takes the place of a run that fails, and must be stepped first.
-        for group in reversed(chosen_pieces(self._session, prompts, self._settings.prompt_tokens)):
+        pieces = chosen_pieces(self._session, prompts, self._settings.prompt_tokens)
+        for group in reversed(grouped(pieces, self._session, neighbours=self.rows.neighbours)):
             runs = [piece.run for piece in group]
             answers = self._step(runs, partial(step_of, self._session, group))
             if answers is not None:
@@ -287,7 +300,7 @@ class Scheduler:
 
     def _take_in(self, piece: Piece, answer: np.ndarray) -> None:
         run = piece.run
-        position = int(self.rows.memory.positions[run.row])
+        position = self.rows.position(run)
         run.written = max(run.written, position - piece.length + piece.width)
         run.last_piece = self.iterations
         run.account.served += piece.width
@@ -396,7 +409,7 @@ class Scheduler:
         self._end(run, reason, state=state, error=error)
 
     def _fail(self, run: Running, sentence: str) -> None:
-        self.rows.spoil(run.row, run.row + 1)
+        self.rows.spoil([run])
         self._end(run, "failed", error=sentence)
 
     def _end(
@@ -490,15 +503,16 @@ def fault_sentence(error: Exception) -> str:
 # So the cut depends only on the task, and its answers are the same under any load.
 
 
-def piece_after(fed: int, count: int, segment: int) -> tuple[int, int]:
+def piece_after(fed: int, count: int, segment: int, *, pads: bool = True) -> tuple[int, int]:
     """How many of a task's `count` tokens come next when `fed` of them were fed, and the width in which they
     are fed.
 
-    Pieces are whole segments; the rest is one piece, padded on the right to the next power of two, so that
-    few widths occur. fed: a multiple of the segment that is less than `count`.
+    Pieces are whole segments; the rest is one piece. If the session can pad rows on the right, it is padded
+    to the next power of two, so that few widths occur. fed: a multiple of the segment that is less than
+    `count`.
     """
     length = min(segment, count - fed)
-    return length, min(segment, 1 << (length - 1).bit_length())
+    return length, min(segment, 1 << (length - 1).bit_length()) if pads else length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -513,33 +527,43 @@ class Piece:
     #: Of the session.
     verb: Verb
 
-    def goes_with(self, other: Piece) -> bool:
-        """Whether the other piece is stepped together with this one, which is of the row before."""
-        return other.run.row == self.run.row + 1 and (other.width, other.verb) == (self.width, self.verb)
 
-
-def chosen_pieces(session: Session, runs: Sequence[Running], budget: int) -> list[list[Piece]]:
-    """The pieces of one iteration, in groups that are stepped together.
+def chosen_pieces(session: Session, runs: Sequence[Running], budget: int) -> list[Piece]:
+    """The pieces of one iteration, in the order of their rows.
 
     At least one piece is chosen, and then more while their widths fit into the budget: people before bulk,
     tenants who were served less before others, and of one tenant's runs the one that has waited longest.
     """
     if len(runs) > 1:
         runs = sorted(runs, key=lambda run: (run.task.bulk, run.account.served, run.last_piece, run.order))
+    pads = session.spec is None or session.spec.lengths_fault is None
     chosen: list[Piece] = []
     for run in runs:
-        length, width = piece_after(run.fed, len(run.task.tokens), session.rule.segment)
+        length, width = piece_after(run.fed, len(run.task.tokens), session.rule.segment, pads=pads)
         if chosen and width > budget:
             break
         budget -= width
         chosen.append(Piece(run=run, length=length, width=width, verb=_verb(session, run, length)))
-    chosen.sort(key=lambda piece: piece.run.row)
+    return sorted(chosen, key=lambda piece: piece.run.row)
+
+
+def grouped(pieces: Sequence[Piece], session: Session, *, neighbours: bool) -> list[list[Piece]]:
+    """Pieces that are stepped together: as many of one width as a step takes, of any rows or of neighbouring
+    ones only.
+    """
     groups: list[list[Piece]] = []
-    for piece in chosen:
-        if groups and groups[-1][-1].goes_with(piece):
-            groups[-1].append(piece)
-        else:
-            groups.append([piece])
+    last: dict[tuple[int, Verb], list[Piece]] = {}  # the group that pieces of a kind may join
+    for piece in pieces:
+        kind = piece.width, piece.verb
+        group = last.get(kind)
+        if (
+            group is None
+            or len(group) == session.most_rows(piece.width)
+            or (neighbours and group[-1].run.row + 1 != piece.run.row)
+        ):
+            last[kind] = group = []
+            groups.append(group)
+        group.append(piece)
     return groups
 
 

@@ -72,7 +72,7 @@ class Driver:
         """What holds after every iteration."""
         scheduler, rows = self.scheduler, self.scheduler.rows
         assert [run.row for run in rows.runs] == list(range(len(rows.runs)))
-        assert 0 <= rows.decoding <= len(rows.runs) <= rows.memory.batch
+        assert 0 <= rows.decoding <= len(rows.runs) <= len(rows.runs) + rows.free
         elsewhere = scheduler.queue.count + len(scheduler.paused)
         assert len(scheduler.runs) == len(rows.runs) + elsewhere
         assert all(run.prompt_left == 0 for run in rows.runs[: rows.decoding])

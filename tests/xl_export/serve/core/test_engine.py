@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from runtimes import open_session
-from runtimes.base.errors import StreamError, UserError
+from runtimes.base.errors import UserError
 from runtimes.contract.session import Session
-from tests.architectures import ARCHITECTURES
 from tests.xl_export.serve.core.driver import Driver, answers_of, any_task, said
-from xl_export.artefact.export import export
 from xl_export.serve.core.admission import EngineSettings
 from xl_export.serve.core.engine import Engine, dependence_of_rows
-from xl_export.serve.core.running import Rows
+from xl_export.serve.core.running import rows_of
 from xl_export.serve.core.task import Answer, Delivery, Drawing, Drawn, Ended, Task
 
 
@@ -194,19 +189,6 @@ def test_a_delivery_that_fails_stops_nobody(session: Session) -> None:
     assert len(failed) == 1
 
 
-def test_sessions_whose_rows_cannot_advance_apart_are_refused(
-    artefacts: dict[str, Path], make_run: Callable[..., Path], tmp_path: Path
-) -> None:
-    from_end = next(sizes for sizes in ARCHITECTURES.values() if sizes.get("from_segment_end"))
-    for folder, message in (
-        (artefacts["shift"], "in shift memory.*exported with `--memory ring`"),
-        (artefacts["hidden"], "in hidden memory"),
-        (export(make_run(**from_end), tmp_path / "artefact"), "count from the end of the segment"),
-    ):
-        with pytest.raises(StreamError, match=message):
-            Engine(open_session(folder), EngineSettings(), deliver=lambda delivery: None)
-
-
 class MixedMemory:
     """A session in which the number of rows shows in the memory that a step leaves, not in its logits."""
 
@@ -224,7 +206,7 @@ class MixedMemory:
 
 
 def test_rows_that_depend_on_each_other_are_noticed(session: Session) -> None:
-    assert dependence_of_rows(session, EngineSettings(), Rows(session, 32)) is None
+    assert dependence_of_rows(session, EngineSettings(), rows_of(session, 32)) is None
     engine = Engine(MixedMemory(session), EngineSettings(), deliver=lambda delivery: None)  # type: ignore[arg-type]
     said = engine.dependence
     assert said.startswith(

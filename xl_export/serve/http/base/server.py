@@ -130,7 +130,8 @@ class Source:
     #: CPU threads of a step. None leaves one CPU to the event loop for an artefact whose steps are short,
     #: uses all CPUs for other artefacts, and leaves the choice to PyTorch for a run.
     threads: int | None = None
-    device: Device | str = "cpu"
+    #: What computes; None is the CPU, and for an engine its own GPU.
+    device: Device | str | None = None
 
     def open(self, stores: Stores) -> Model:
         """The model with a running engine. It blocks; call it on a thread."""
@@ -157,9 +158,11 @@ class Source:
         return model
 
     def open_session(self) -> tuple[Session, int | None]:
-        """The session, and the CPU threads of its steps; None if PyTorch chooses them."""
+        """The session, and the CPU threads of its steps; None if PyTorch or TensorRT chooses them."""
         cpus = available_cpus()
-        device = _serving_device(self.path, self.device)
+        if (self.path / BUILD).is_file():
+            return open_session(self.path, threads=self.threads, device=self.device or AUTO), self.threads
+        device = CPU if self.device is None else Device.parse(self.device)
         if self.threads is None and cpus > 1 and _is_small(self.path):
             session = open_session(self.path, threads=cpus - 1, device=device)
             if not is_language_model(session) or has_short_steps(session):
@@ -209,25 +212,6 @@ def has_short_steps(session: Session) -> bool:
         session.predict(token, memory)
         seconds.append(time.perf_counter() - began)
     return min(seconds) < SHORT
-
-
-def _serving_device(path: Path, device: Device | str) -> Device:
-    """What computes a folder that is served; `auto` is the CPU for an artefact.
-
-    Raises ConfigError for an engine, which is not served, and for an artefact on another device: the rows of
-    the streams are in the memory of the CPU.
-    """
-    chosen = Device.parse(device)
-    if (path / BUILD).is_file():
-        raise ConfigError(f"{path} is an engine, and engines are not served; give the artefact of it.")
-    if not _is_artefact(path):
-        return chosen
-    if chosen not in (AUTO, CPU):
-        raise ConfigError(
-            f"device is {chosen} and {path} is an artefact, which is served only on the CPU, which has "
-            "the memory of its streams; leave --device out."
-        )
-    return CPU
 
 
 @dataclass

@@ -1,0 +1,98 @@
+"""An engine serves every kind of session, and says what the session says by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtimes import generate, open_session
+from runtimes.base.errors import StreamError
+from runtimes.contract.sampling import Sampler
+from runtimes.contract.session import Session
+from tests import fake_gpu, host_gpu
+from tests.test_sessions import SIDES, opened, operator  # noqa: F401 (the fixture)
+from tests.xl_export.serve.core.driver import Driver
+from tests.xl_export.tracing.modules import RULE, VOCAB, Gru, T
+from xl_export import trace
+from xl_export.serve.core.admission import EngineSettings
+from xl_export.serve.core.engine import Engine
+from xl_export.serve.core.running import JoinedRows, RowsInPlace, rows_of
+from xl_export.serve.core.task import Drawing, Task
+
+ROWS = 3
+IN_PLACE = {"ring", "cut-ring", "torch", "projected"}
+
+
+def answers_alike(session: Session) -> None:
+    """What a task says next to others is what `generate` says; an interrupted stream continues."""
+    chance = np.random.default_rng(1)
+    driver = Driver(session, rows=ROWS, prompt_tokens=2 * session.rule.segment)
+    tasks = []
+    for seed in range(8):
+        tokens = chance.integers(session.vocab.size, size=int(chance.integers(1, 4 * session.rule.segment)))
+        drawing = Drawing(max_tokens=int(chance.integers(1, 20)), sampler=Sampler(top_k=5), seed=seed)
+        tasks.append(Task(tokens=tokens, drawing=drawing, keep=True, score=seed % 3 == 0, top=seed % 3))
+        driver.submit(tasks[-1])
+        driver.iterate(int(chance.integers(4)))
+    driver.run()
+    for task in tasks:
+        drawing = task.drawing
+        assert drawing is not None
+        expected = generate(
+            session, task.tokens, max_tokens=drawing.max_tokens, sampler=drawing.sampler, seed=drawing.seed
+        )
+        assert driver.tokens(task) == [piece.token for piece in expected]
+    goes_on = replace(
+        tasks[0], tokens=np.array([1]), state=driver.ended(tasks[0]).state, score=False, top=0, cached=False
+    )
+    driver.run(goes_on)
+    tokens = np.concatenate([tasks[0].tokens, driver.tokens(tasks[0]), [1]])
+    first = next(iter(generate(session, tokens, max_tokens=1, sampler=Sampler(top_k=5), seed=0)))
+    assert driver.tokens(goes_on)[0] == first.token
+    assert driver.ended(goes_on).state.position == len(tokens) + len(driver.tokens(goes_on))  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_every_side_is_served(
+    side: str,
+    run: Path,
+    operator: Path | None,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake_gpu.install(monkeypatch)
+    host_gpu.install(monkeypatch)
+    session = opened(side, run, operator, tmp_path, monkeypatch)[-1]
+    assert type(rows_of(session, ROWS)) is (RowsInPlace if side in IN_PLACE else JoinedRows)
+    answers_alike(session)
+
+
+@pytest.mark.parametrize("sizes", [{}, {"rows": 1, "tokens": (1, T)}], ids=["any", "one row"])
+def test_a_traced_module_is_served(sizes: dict[str, Any], fast_traces: None, tmp_path: Path) -> None:
+    session = open_session(trace(Gru(), tmp_path / "artefact", vocab=VOCAB, rule=RULE, **sizes), threads=1)
+    assert type(rows_of(session, ROWS)) is JoinedRows
+    answers_alike(session)
+
+
+def test_a_module_of_several_rows_at_once_is_refused(fast_traces: None, tmp_path: Path) -> None:
+    session = open_session(trace(Gru(), tmp_path / "artefact", vocab=VOCAB, rule=RULE, rows=2, tokens=(1, T)))
+    with pytest.raises(StreamError, match="trace it with rows=1"):
+        Engine(session, EngineSettings(), deliver=lambda delivery: None)
+
+
+def test_streams_that_stay_together_are_not_copied(artefacts: dict[str, Path]) -> None:
+    session = open_session(artefacts["shift"], threads=1)
+    driver = Driver(session, rows=ROWS)
+    driver.submit(*(Task(tokens=np.arange(n), drawing=Drawing(max_tokens=20)) for n in (1, 2, 9)))
+    driver.iterate(6)
+    rows = driver.scheduler.rows
+    memory = rows.part(rows.runs)
+    assert memory.batch == 3
+    driver.iterate(5)
+    assert rows.part(rows.runs) is memory
+    driver.run(Task(tokens=np.arange(3), drawing=Drawing(max_tokens=2)))
+    assert not rows.runs
