@@ -29,7 +29,7 @@ def defined_in(path: Path) -> set[str]:
     text = path.read_text(encoding="utf-8")
     if path.suffix in (".cpp", ".hpp"):
         return set(re.findall(r"(\w+)\(", text))
-    kinds = (ast.FunctionDef, ast.ClassDef)
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     return {node.name for node in ast.walk(ast.parse(text)) if isinstance(node, kinds)}
 
 

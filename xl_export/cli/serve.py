@@ -24,7 +24,7 @@ PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client", "httptools")
         "Main options": "--port --host --api-keys --name --state --threads --device --quiet",
         "Capacity": "--rows --queue --cache --share-cache --waiting-memory",
         "Largest requests": "--max-tokens --max-prompt --max-body",
-        "Stored streams": "--stream-memory --max-streams --tenant-disk --flush-streams",
+        "Stored streams": "--stream-memory --max-streams --stream-disk --flush-streams",
     },
 )
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...")
@@ -62,8 +62,8 @@ PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client", "httptools")
 @click.option(
     "--share-cache",
     is_flag=True,
-    help="Let tenants find prompts of each other in the cache. The time to the first token then reveals "
-    "to a tenant whether another tenant has sent the same prompt.",
+    help="Let API keys find prompts of each other in the cache. The time to the first token then reveals to "
+    "a client whether another one has sent the same prompt.",
 )
 @click.option(
     "--waiting-memory",
@@ -72,15 +72,14 @@ PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client", "httptools")
     show_default=True,
     type=click.IntRange(min=1),
     metavar="MB",
-    help="The most megabytes of states from which requests begin, such as stored streams, until they "
-    "end. As much again for requests that have begun and wait without a row, and for operations on stored "
-    "streams until their results are on the disk. For each model.",
+    help="The most megabytes of streams that running requests hold next to the rows, and as much again for "
+    "clients that read slowly. For each model; more requests are answered with status 429.",
 )
 @click.option(
     "--api-keys",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="A file with `TENANT KEY` on each line.",
+    help="A file with `NAME KEY` on each line. Each name has its own streams.",
 )
 @click.option(
     "--state",
@@ -103,16 +102,16 @@ PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client", "httptools")
     default=10_000,
     show_default=True,
     type=click.IntRange(min=1),
-    help="The most streams that one tenant may have.",
+    help="The most streams that one API key may have.",
 )
 @click.option(
-    "--tenant-disk",
-    "tenant_mb",
+    "--stream-disk",
+    "disk_mb",
     default=1 << 16,
     show_default=True,
     type=click.IntRange(min=1),
     metavar="MB",
-    help="The most megabytes on the disk for the memories of the streams of one tenant. Their journals are "
+    help="The most megabytes on the disk for the memories of the streams of one API key. Their journals are "
     "not counted.",
 )
 @click.option(
@@ -137,7 +136,7 @@ PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client", "httptools")
 )
 @click.option(
     "--max-body",
-    default=16,
+    default=1,
     show_default=True,
     type=click.IntRange(1, 4096),
     metavar="MB",
@@ -169,7 +168,7 @@ def serve_command(
     state: Path | None,
     stream_mb: int,
     max_streams: int,
-    tenant_mb: int,
+    disk_mb: int,
     flush_streams: bool,
     max_tokens: int,
     max_prompt: int,
@@ -223,8 +222,7 @@ def serve_command(
         stream_limits=StoreSettings(
             ram_bytes=stream_mb << 20,
             streams=max_streams,
-            tenant_bytes=tenant_mb << 20,
-            unwritten_bytes=waiting_mb << 20,
+            owner_bytes=disk_mb << 20,
             flush=flush_streams,
         ),
         log=Log(None if quiet else sys.stderr),

@@ -30,7 +30,7 @@ from xl_export.serve.core.engine import Engine
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Answer, Drawn, Ended, Fed, Task
 from xl_export.serve.http.base.bridge import Bridge, Figures, Inbox
-from xl_export.serve.http.base.encoding import encoding, json_steps
+from xl_export.serve.http.base.encoding import encoding, to_json
 from xl_export.serve.http.base.endpoint import doc
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
 from xl_export.serve.http.base.limits import (
@@ -42,7 +42,7 @@ from xl_export.serve.http.base.limits import (
     too_large,
 )
 from xl_export.serve.http.base.steps import StepEngine
-from xl_export.serve.http.base.workers import background, finished
+from xl_export.serve.http.base.workers import background
 from xl_export.serve.http.openai.plan import SamplingFields, drawing_of
 from xl_export.serve.http.streams.documents import ElsewhereError
 from xl_export.serve.streams.files import MovedError, SharedFile, is_local
@@ -161,7 +161,7 @@ async def read_body(headers: Mapping[str, str], parts: AsyncIterable[bytes]) -> 
         content += part
         if len(content) > BODY_BYTES:
             raise too_large(BODY_BYTES)
-    return await asyncio.to_thread(finished, decoded(content, object, LIMITS))
+    return await asyncio.to_thread(decoded, content, object)
 
 
 class Replica:
@@ -228,7 +228,8 @@ class Replica:
         """The answer, and then the stream is left to other requests."""
         name = operation.stream.id
         try:
-            return await self._answer(operation, ask)
+            with self._engine.places.take(states=1):
+                return await self._answer(operation, ask)
         except MovedError as error:
             raise UnavailableError(f"another replica has gone on with {name}; ask again.") from error
         finally:
@@ -244,14 +245,16 @@ class Replica:
         if ask.inputs is not None:
             if not isinstance(self._engine, StepEngine):
                 raise RefusedError("the model is a language model; give text or tokens.", param="inputs")
-            outputs, after, _ = await self._engine.step(ask.inputs, before, "")
-            lists = msgspec.json.decode(finished(json_steps(outputs)))  # what is no number is null
+            outputs, after, _ = await self._engine.step(ask.inputs, before)
+            lists = msgspec.json.decode(to_json(outputs))  # what is no number is null
             return await self._kept(operation, asked, after, {"position": after.position, "outputs": lists})
         what = "text" if ask.text else "tokens"
         prompt = ask.text or ask.tokens or ""
-        steps = encoding(self._session.vocab, prompt, what=what, param=what, limits=LIMITS)
+        tokens = await asyncio.to_thread(
+            encoding, self._session.vocab, prompt, what=what, param=what, limits=LIMITS
+        )
         task = Task(
-            tokens=await asyncio.to_thread(finished, steps),
+            tokens=tokens,
             state=before if before.position else None,
             score=ask.score,
             drawing=drawing_of(ask, self._session, ask.max_tokens) if ask.max_tokens else None,

@@ -33,20 +33,18 @@ def _text(size: int) -> bytes:
     return _json(prompt=of_size(size))
 
 
-# What is sent, eight at a time: the path, and what makes the body.
+# What is sent, eight at a time: the path, and what makes the body, of about the 1 MB that a body may have.
 ATTACKS: dict[str, tuple[str, Callable[[], bytes]]] = {
-    "texts of 3 MB": ("/tokenize", lambda: _text(3_000_000)),
-    "a text of 16 MB": ("/tokenize", lambda: _text(16_500_000)),
-    "1,000,000 ids": ("/v1/completions", lambda: _json(prompt=[1] * 1_000_000, max_tokens=1)),
-    "ids of 16 MB": ("/v1/completions", lambda: _json(prompt=[1] * 8_300_000, max_tokens=1)),
-    "empty lists of 16 MB": ("/v1/completions", lambda: _json(prompt=[[]] * 5_500_000)),
+    "a text of 1 MB": ("/tokenize", lambda: _text(1_000_000)),
+    "500,000 ids": ("/v1/completions", lambda: _json(prompt=[1] * 500_000, max_tokens=1)),
+    "empty lists of 1 MB": ("/v1/completions", lambda: _json(prompt=[[]] * 340_000)),
     "200,000 ids to decode": (
         "/detokenize",
         lambda: _json(tokens=[300 + at % 700 for at in range(200_000)]),
     ),
-    "4,096 texts to score": (
+    "2,000 texts to score": (
         "/v1/score",
-        lambda: _json(texts=[of_size(300 + at % 300) for at in range(4096)], tokens=True),
+        lambda: _json(texts=[of_size(300 + at % 300) for at in range(2000)], tokens=True),
     ),
 }
 

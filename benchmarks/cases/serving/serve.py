@@ -66,7 +66,7 @@ FLAT = 1.02  # of the resident memory
 FIRST_TOKENS = 4  # that are checked after each long prompt
 
 MODEL = ROOT / "examples" / "stories" / "tales"  # its tokens are parts of words, which cost most to encode
-TENANTS = {"attacker": "attacker-0123456789abcdef", "other": "other-0123456789abcdef"}
+KEYS = {"attacker": "attacker-0123456789abcdef", "other": "other-0123456789abcdef"}
 HEALTH = 50.0  # milliseconds
 ATTACKERS = 8  # requests of the attacker
 ATTACKED = 5.0  # seconds of each attack
@@ -359,7 +359,7 @@ def resident(bench: Bench) -> Iterator[Row]:
 
 
 def stall(bench: Bench) -> Iterator[Row]:
-    """The longest answer to `/health`, and to a text of 5 KB that another tenant encodes, during each attack,
+    """The longest answer to `/health`, and to a text of 5 KB of another key, during each attack,
     and the memory that the attack takes.
 
     Targets: 50 ms, and twice the time of an idle server and one step of the model.
@@ -368,7 +368,7 @@ def stall(bench: Bench) -> Iterator[Row]:
     step = baseline_steps(session, 1, 8, session.rule.segment, at=session.rule.mem_len).seconds * 1e3
     keys = bench.folder / "keys"
     keys.touch(mode=0o600)
-    keys.write_text("".join(f"{tenant} {key}\n" for tenant, key in TENANTS.items()), encoding="utf-8")
+    keys.write_text("".join(f"{name} {key}\n" for name, key in KEYS.items()), encoding="utf-8")
     for kind in ATTACKS:
         rounds = []
         for _ in range(bench.repeats(REPEATS)):
@@ -376,7 +376,7 @@ def stall(bench: Bench) -> Iterator[Row]:
             # A server of its own each: what an attack has begun may go on after it.
             with serving(MODEL, threads=1, options=("--api-keys", keys)) as served:
                 job = {"attack": kind, "at_once": ATTACKERS, "seconds": ATTACKED}
-                rounds.append(served.load("stall", **job, keys=list(TENANTS.values())))
+                rounds.append(served.load("stall", **job, keys=list(KEYS.values())))
         common: dict[str, Any] = {"part": "stall", "streams": ATTACKERS, "threads": 1}
         usual = {
             asked: median(median(each["idle"][asked]) for each in rounds) for asked in ("health", "short")

@@ -12,14 +12,13 @@ import pytest
 from runtimes.contract.session import Session
 from tests.coroutines import in_thread
 from tests.serve.http.conftest import SCOPE
-from xl_export.serve.core.admission import Admission, EngineSettings
+from xl_export.serve.core.admission import EngineSettings, Places
 from xl_export.serve.core.task import Drawn, Ended, Task
 from xl_export.serve.http.base.bridge import Bridge, Figures, Inbox
 from xl_export.serve.http.base.encoding import TokenTexts
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.exchange import Exchange
 from xl_export.serve.http.base.limits import Limits
-from xl_export.serve.http.base.workers import finished
 from xl_export.serve.http.openai.completions import Completion
 from xl_export.serve.http.openai.plan import CompletionBody, plan_of
 
@@ -30,9 +29,9 @@ class Engine:
     def __init__(self) -> None:
         self.told = 0
         self.tasks: list[Task] = []
-        self.admission = Admission(EngineSettings())
+        self.places = Places(EngineSettings())
 
-    def submit(self, task: Task, reserved: Any = None) -> None:
+    def submit(self, task: Task) -> None:
         self.tasks.append(task)
 
     def cancel(self, task: Task) -> None: ...
@@ -139,13 +138,14 @@ def test_a_failing_choice_loses_no_tokens_of_another(session: Session, begun: bo
         bridge = Bridge()
         model = SimpleNamespace(
             name="m",
+            tasks=engine,
             texts=TokenTexts(session.vocab),
             inbox=lambda: Inbox(bridge, engine, Figures()),  # type: ignore[arg-type]
         )
         body = CompletionBody(prompt=["a", "b"], stream=True, stop=["xyz"])
         exchange = Exchange(None, SCOPE, None, send)  # type: ignore[arg-type]
         exchange.wire = SimpleNamespace(write=lambda data: False)  # type: ignore[assignment]
-        plan = finished(plan_of(body, session, Limits()))
+        plan = plan_of(body, session, Limits())
         completion: Any = Completion(plan, model, exchange)  # type: ignore[arg-type]
         working = asyncio.ensure_future(completion.run())
         await asyncio.sleep(0)

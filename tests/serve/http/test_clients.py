@@ -170,13 +170,13 @@ def test_an_idle_connection_serves_a_further_request(small: Running) -> None:
 
 
 def test_requests_that_never_fit_are_refused_without_retry(small: Running) -> None:
-    """Two rows and four waiting tasks; several choices of a prompt need one task more, which feeds it."""
+    """Two rows and four waiting tasks."""
     assert comes_true(lambda: is_idle(small))
     body = {"prompt": "abc", "max_tokens": 2}
-    answer = small.post("/v1/completions", {**body, "n": 5})
-    assert len(answer.json()["choices"]) == 5
+    answer = small.post("/v1/completions", {**body, "n": 6})
+    assert len(answer.json()["choices"]) == 6
     assert small.post("/v1/completions", {**body, "prompt": ["a"] * 6}).status_code == 200
-    for fields in ({"n": 6}, {"prompt": ["a"] * 7}):
+    for fields in ({"n": 7}, {"prompt": ["a"] * 7}):
         answer = small.post("/v1/completions", {**body, **fields})
         assert (answer.status_code, answer.headers.get("retry-after")) == (400, None)
         assert "at most 6" in answer.json()["error"]["message"]
@@ -184,8 +184,7 @@ def test_requests_that_never_fit_are_refused_without_retry(small: Running) -> No
 
 def test_a_full_queue_answers_before_the_body_comes(small: Running) -> None:
     assert comes_true(lambda: is_idle(small))
-    # All places are reserved, because a task gives its place back when it pauses for a moment.
-    with small.server.models["m"].engine.admission.reserve(6), connection(small) as late:
+    with small.server.models["m"].engine.places.take(6), connection(small) as late:
         late.sendall(head(b"", length=1 << 21))  # nothing of the body is sent
         answer = wait_for(late, b"}}")
         assert answer.startswith(b"HTTP/1.1 429")
@@ -194,6 +193,19 @@ def test_a_full_queue_answers_before_the_body_comes(small: Running) -> None:
         assert small.post("/v1/score", {"texts": ["a"]}).status_code == 429
         assert small.get("/health").status_code == 200
     assert comes_true(lambda: is_idle(small))
+
+
+def test_requests_at_once_are_bounded(artefacts: dict[str, Path]) -> None:
+    with running(sources(("m", artefacts["ring"])), limits=Limits(requests=2)) as server:
+        with contextlib.ExitStack() as connections:
+            for _ in range(2):
+                connections.enter_context(connection(server)).sendall(head(b"{", length=999))
+            assert comes_true(lambda: server.server.requests.total == 2)
+            refused = server.get("/v1/models")
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+            assert refused.json()["error"]["code"] == "too_many"
+            assert server.get("/health").status_code == 200
+        assert comes_true(lambda: server.server.requests.total == 0)
 
 
 def test_a_body_that_is_too_large_is_refused_before_it_comes(small: Running) -> None:
@@ -207,7 +219,7 @@ def test_a_connection_outlives_a_refusal_that_came_before_the_body(small: Runnin
     assert comes_true(lambda: is_idle(small))
     body = json.dumps({"prompt": "abc", "max_tokens": 2}).encode()
     with connection(small) as late:
-        with small.server.models["m"].engine.admission.reserve(6):
+        with small.server.models["m"].engine.places.take(6):
             late.sendall(head(b"", length=len(body)))
             assert wait_for(late, b"}}").startswith(b"HTTP/1.1 429")
         late.sendall(body)
@@ -236,7 +248,7 @@ def test_the_head_of_the_next_request_cuts_no_answer(small: Running) -> None:
 
 def test_the_rest_of_a_refused_body_may_not_crawl(small: Running) -> None:
     assert comes_true(lambda: is_idle(small))
-    with small.server.models["m"].engine.admission.reserve(6), connection(small) as crawling:
+    with small.server.models["m"].engine.places.take(6), connection(small) as crawling:
         crawling.sendall(head(b"", length=100))
         assert wait_for(crawling, b"}}").startswith(b"HTTP/1.1 429")
         for _ in range(2):

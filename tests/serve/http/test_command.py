@@ -72,12 +72,11 @@ def test_the_bounds_of_the_command_reach_the_server(
 ) -> None:
     served: list[Server] = []
     monkeypatch.setattr(serving, "run", lambda server, address, ready: served.append(server))
-    options = ["--waiting-memory", "3", "--tenant-disk", "5", "--stream-memory", "7", "--rows", "2"]
+    options = ["--waiting-memory", "3", "--stream-disk", "5", "--stream-memory", "7", "--rows", "2"]
     for more in ([], ["--share-cache"]):
         assert serve(artefacts["ring"], *options, *more).exit_code == 0
     stores = served[0]._stream_limits
-    assert (stores.tenant_bytes, stores.ram_bytes) == (5 << 20, 7 << 20)
-    assert stores.unwritten_bytes == 3 << 20
+    assert (stores.owner_bytes, stores.ram_bytes) == (5 << 20, 7 << 20)
     for server, shared in zip(served, (False, True), strict=True):
         (source,) = server.sources.values()
         assert source.settings.state_bytes == 3 << 20

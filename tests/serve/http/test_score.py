@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from typing import Any
-
 import pytest
 
 from runtimes.tasks.score_texts import score_texts
@@ -14,7 +11,6 @@ from tests.serve.http.conftest import running, sources
 from tests.serve.http.test_clients import comes_true
 from trainer.model.config import VocabularyConfig
 from trainer.run.checkpoint import load_run, save_tensors
-from xl_export.serve.core.admission import Admission, Busy
 
 TEXTS = ["Cut a text where you like.", "A", "The same text has the same score, however long it is.", ""]
 PAIRS = [("the stream", "A model reads "), ("a segment", "A model reads "), ("words", "It has ")]
@@ -50,56 +46,23 @@ def test_usage_counts_every_text_and_each_context_once(served) -> None:
     }
 
 
-def test_a_queue_that_fills_later_delays_texts_and_refuses_none(
-    served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The context has been fed by then, and that work would be lost."""
-    engine, calls = served.server.models["tiny"].engine, itertools.count()
-    submit = engine.submit
-
-    def full_for_a_while(*arguments: Any, **options: Any) -> None:
-        if next(calls) in (1, 2):
-            raise Busy("all places are taken", 1.0)
-        submit(*arguments, **options)
-
-    monkeypatch.setattr(engine, "submit", full_for_a_while)
-    body = {"texts": [{"text": "abc", "context": "ab"}]}
-    answer = served.post("/v1/score", body)
-    assert answer.status_code == 200, answer.text
-    assert next(calls) == 4
-    assert answer.json()["data"][0]["tokens"] == 3
-
-
-def test_the_states_of_contexts_are_kept_within_their_memory(
-    artefacts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A request with many contexts keeps as many at once as have room, and tells the same scores."""
+def test_the_states_of_contexts_are_kept_within_their_memory(artefacts) -> None:
+    """A request with many contexts keeps as many at once as have room, and answers the same scores."""
     texts = [{"text": f"abc{n}", "context": f"ab{n}"} for n in range(12)]
-    held: list[int] = []
-    add = Admission._add_bytes
-
-    def adding(admission: Admission, more: int) -> None:
-        held.append(admission._bytes + more)
-        add(admission, more)
-
-    monkeypatch.setattr(Admission, "_add_bytes", adding)
     with running(sources(("tiny", artefacts["ring"]))) as server:
         expected = server.post("/v1/score", {"texts": texts}).json()["data"]
         engine = server.server.models["tiny"].engine
-        one = engine.admission._state_bytes
-        assert max(held) > 4 * one
-    held.clear()
+        one = engine.scheduler.row_bytes + 4 * server.server.models["tiny"].session.vocab.size
     with running(sources(("tiny", artefacts["ring"]), state_bytes=3 * one)) as server:
         assert server.post("/v1/score", {"texts": texts}).json()["data"] == expected
-        admission = server.server.models["tiny"].engine.admission
-        assert (max(held), admission._bytes) == (4 * one, 0)  # a fourth was asked for, and had to wait
+        places = server.server.models["tiny"].engine.places
         body = {"prompt": ["a", "b", "c", "d"], "n": 2, "max_tokens": 3}
         refused = server.post("/v1/completions", body)
         assert refused.status_code == 400
-        assert "send fewer prompts at once" in refused.text
+        assert "4 states are wanted at once and this engine accepts at most 3" in refused.text
         answer = server.post("/v1/completions", body | {"prompt": ["a", "b"]})
         assert len(answer.json()["choices"]) == 4
-        assert comes_true(lambda: admission._bytes == 0)
+        assert comes_true(lambda: (places.tasks, places.states) == (0, 0))
 
 
 @pytest.mark.parametrize("behind", [1, 2])

@@ -126,9 +126,9 @@ def test_one_operation_at_a_time(open_store: Open, fresh: StreamState, advance: 
         store.find(name, "anna")
 
 
-def test_a_tenant_has_so_many_bytes(open_store: Open, fresh: StreamState) -> None:
+def test_an_owner_has_so_many_bytes(open_store: Open, fresh: StreamState) -> None:
     row = sum(tensor.nbytes for tensor in fresh.memory.tensors.values())
-    store = open_store(tenant_bytes=2 * row + 1)
+    store = open_store(owner_bytes=2 * row + 1)
     names = [store.create("anna", fresh).id for _ in range(2)]
     for more in (lambda: store.create("anna", fresh), lambda: store.fork(names[0], "anna")):
         with pytest.raises(TooManyStreamsError, match=r"you have 2 streams .* may have 2; delete some"):
@@ -286,7 +286,7 @@ def test_a_folder_is_given_back_once_nobody_writes_there(
     assert_same(read(open_store(), name, advance), advance(fresh, tokens[:3]))
 
 
-def test_random_operations_of_tenants_equal_a_naive_model(
+def test_random_operations_of_owners_equal_a_naive_model(
     session: Session, fresh: StreamState, advance: Advance, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     state_bytes = advance(fresh, np.zeros(20, np.int64)).num_bytes

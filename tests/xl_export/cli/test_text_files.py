@@ -71,9 +71,9 @@ def learn(path: Path, kind: Any, size: int | None) -> Any:
 
 
 def keys(path: Path) -> Any:
-    tenant = read_keys(path).get(hashed(KEY))
-    assert tenant is not None
-    return tenant
+    name = read_keys(path).get(hashed(KEY))
+    assert name is not None
+    return name
 
 
 def text_and_tokens(path: Path) -> Any:
@@ -132,7 +132,7 @@ ENTRIES = {
     ),
     "import --settings": Entry(read_settings, '{"mem_len": 3,\n"tgt_len": 4}\n'),
     "train CONFIG": Entry(TrainConfig.load, TINY.read_text("utf-8")),
-    "serve --api-keys": Entry(keys, f"# keys\nanna {KEY} admin\n"),
+    "serve --api-keys": Entry(keys, f"# keys\nanna {KEY}\n"),
     "generate --prompts": Entry(prompts_of, LINES),
     "score on Ray": Entry(corpus, LINES),
 }

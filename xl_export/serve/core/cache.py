@@ -1,6 +1,6 @@
 """The prefix cache: states of streams after the beginnings of prompts, so that they are fed once.
 
-A state is kept under the hash of everything that it depends on: the artefact, the tenant, and all tokens
+A state is kept under the hash of everything that it depends on: the artefact, the API key, and all tokens
 before. A prompt is cut from its own beginning into pieces of a segment. So at a multiple of the segment every
 prompt that begins with the same tokens has been fed in the same pieces, and a state from the cache is bit for
 bit what feeding would give. The end of a prompt that is no multiple was fed as a padded piece. Its state
@@ -47,8 +47,8 @@ class PrefixCache:
     """
 
     def __init__(self, *, identity: str, segment: int, max_bytes: int, shared: bool = False) -> None:
-        """identity: of the session. shared: whether tenants may find each other's prefixes. Then the time to
-        the first token reveals to a tenant whether another one has sent the same prompt.
+        """identity: of the session. shared: whether API keys may find each other's prefixes. Then the time to
+        the first token reveals to a client whether another one has sent the same prompt.
         """
         self._segment = segment
         self.max_bytes = max_bytes
@@ -68,12 +68,12 @@ class PrefixCache:
         """How many states there are."""
         return len(self._passed) + len(self._kept)
 
-    def keys(self, tokens: np.ndarray, tenant: str = "") -> list[bytes]:
+    def keys(self, tokens: np.ndarray, owner: str = "") -> list[bytes]:
         """The key of each prefix that a state may be kept for: after each piece, the whole of the tokens
         last.
         """
         chain = self._seed.copy()
-        chain.update(b"" if self._shared else tenant.encode("utf-8", "surrogatepass"))
+        chain.update(b"" if self._shared else owner.encode("utf-8", "surrogatepass"))
         chain.update(b"\0")
         content = np.ascontiguousarray(tokens, "<i8")
         keys = []

@@ -13,7 +13,7 @@ import numpy as np
 from runtimes.base.errors import StreamError
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
-from xl_export.serve.core.admission import Admission, EngineSettings, Reservation, StoppedError
+from xl_export.serve.core.admission import EngineSettings, Places, StoppedError
 from xl_export.serve.core.cache import PrefixCache
 from xl_export.serve.core.running import Rows, Running
 from xl_export.serve.core.scheduler import Scheduler, piece_after
@@ -54,11 +54,10 @@ class Engine:
         self._deliver = deliver
         #: The thread's own; others may read its figures.
         self.scheduler = Scheduler(session, settings, cache)
-        #: Has the places of tasks and the memory for their states; other threads ask it.
-        self.admission = Admission(
+        #: What requests hold of it; other threads ask it.
+        self.places = Places(
             settings,
             state_bytes=self.scheduler.row_bytes + 4 * session.vocab.size,  # a row and its logits
-            paused=lambda: [run.task for run in list(self.scheduler.paused)],
             retry_after=self._retry_after,
         )
         #: None if a trial found each row bitwise independent of the rows that are stepped with it, so that
@@ -78,26 +77,19 @@ class Engine:
         """Starts the thread."""
         self._thread.start()
 
-    def submit(self, task: Task, reserved: Reservation | None = None) -> None:
+    def submit(self, task: Task) -> None:
         """Queues a task for a row; any thread. Its answers are delivered, the last one an Ended.
 
-        reserved: provides the place of the task and the memory of its state, if it has them left. Raises what
-        `Admission.admit` raises, which has cost no work. What the task asks for was checked when its request
-        was read.
+        The caller holds a place for it (`places`), and what the task asks for was checked when its request
+        was read. Raises StoppedError.
         """
-        place = self.admission.admit(task, reserved)
-        try:
-            run = Running(task, self._session)
-            run.place = place
-            with self._changed:
-                if self.admission.closed:  # since it was admitted
-                    raise StoppedError
-                assert task not in self._submitted, "a task is submitted once"
-                self._submitted[task] = run
-                self._command(partial(self.scheduler.enter, run))
-        except BaseException:
-            place.release()
-            raise
+        run = Running(task, self._session)
+        with self._changed:
+            if self.places.closed:
+                raise StoppedError
+            assert task not in self._submitted, "a task is submitted once"
+            self._submitted[task] = run
+            self._command(partial(self.scheduler.enter, run))
 
     def cancel(self, task: Task) -> None:
         """Ends a task as soon as the present step is over, unless it has ended; any thread."""
@@ -122,7 +114,7 @@ class Engine:
         interrupted, and answers that are left are delivered when it is over.
         """
         with self._changed:
-            self.admission.closed = True
+            self.places.closed = True
             self._changed.notify()
         if self._thread.is_alive():
             self._thread.join(within)
@@ -163,7 +155,6 @@ class Engine:
         yield "prefix_cache_hits_total", "Tokens that the prefix cache had.", scheduler.cached
         asked = scheduler.fed + scheduler.cached
         yield "prefix_cache_queries_total", "Tokens that could have been in the prefix cache.", asked
-        yield "num_preemptions_total", "How often a task gave up its row.", scheduler.preempted
         if scheduler.cache is not None:
             yield "prefix_cache_states", "States that the prefix cache holds.", scheduler.cache.states
             yield "prefix_cache_bytes", "Bytes of these states.", scheduler.cache.num_bytes
@@ -195,7 +186,7 @@ class Engine:
             self._session.before_run = None
             self._flush()
             with self._changed:
-                self.admission.closed = True
+                self.places.closed = True
                 left = list(self._submitted)
             self._undelivered = [(task, [Ended(reason="failed", error=LOST)]) for task in left]
             self._flush()
@@ -204,17 +195,17 @@ class Engine:
         """Waits for work and does one iteration; whether it was the last."""
         scheduler = self.scheduler
         commands: list[Callable[[], None]] = []
-        stopping = self.admission.closed
+        stopping = self.places.closed
         if self._commands or stopping or not scheduler.has_work:
             self._flush()
             with self._changed:
-                while not (self._commands or self.admission.closed or scheduler.has_work):
+                while not (self._commands or self.places.closed or scheduler.has_work):
                     self._sleeping = True
                     self._changed.wait()
                     self._sleeping = False
                 commands = self._commands
                 self._commands = []
-                stopping = self.admission.closed
+                stopping = self.places.closed
         began = time.perf_counter()
         before = scheduler.model_seconds
         try:
@@ -245,8 +236,8 @@ class Engine:
         self._undelivered = []
         self._delivered = time.perf_counter()
         for task, answers in delivery:
-            if answers[-1].__class__ is Ended and (run := self._submitted.pop(task, None)) is not None:
-                run.place.release()
+            if answers[-1].__class__ is Ended:
+                self._submitted.pop(task, None)
         try:
             self._deliver(delivery)
         except Exception:  # the clients of this delivery are lost, and the others are not

@@ -1,16 +1,13 @@
 """What an engine knows of its tasks from their submission to their end: those that wait for a row, and the
 rows of the others.
-
-People come before bulk, and a tenant who was served less comes before one who had more.
 """
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import reduce
 from typing import ClassVar
 
@@ -20,12 +17,10 @@ from runtimes.contract.memory import DeviceTensor, Memory
 from runtimes.contract.session import Session
 from runtimes.contract.vocabulary.growing_text import GrowingText, border_of
 from runtimes.tasks.sample import Penalties, numbers
-from xl_export.serve.core.admission import Quota, Reservation
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Answer, Reason, Task
 
 PRIMED = 64  # tokens before a text that its decoder is given; what a token adds depends on fewer
-TURN = 512  # tokens that one tenant may be ahead of another who waits
 
 
 class Running:
@@ -36,9 +31,6 @@ class Running:
         self.task = task
         #: When it was submitted, by the monotonic clock.
         self.arrived = time.monotonic()
-        #: Its place in the engine until its end.
-        self.place: Reservation
-        self.account: Account
         #: The iterations in which it came, got its row, and was fed a piece.
         self.order = 0
         self.since = 0
@@ -47,8 +39,8 @@ class Running:
         self.row = -1
         #: The memory of its stream, if it gave up a row or has not had one yet.
         self.memory: Memory | None = None if state is None else state.memory
-        #: Where its memory is counted, if that is a copy of a row that it gave up.
-        self.copied: Quota | None = None
+        #: Whether its memory is a copy of a row that it gave up.
+        self.copied = False
         #: Of its prefixes in the cache; empty if it does not use that.
         self.keys: list[bytes] = []
         #: How many of the task's tokens were fed.
@@ -114,87 +106,38 @@ class Running:
         return StreamState(memory=memory, logits=logits, tail=self.tail(segment + 1), written=written)
 
 
-@dataclass(eq=False)
-class Account:
-    """What one tenant has in an engine."""
-
-    tenant: str
-    #: Its tokens, fed and drawn; a tenant that comes (back) begins with the smallest number of the others.
-    served: float = 0.0
-    #: Tasks that have not ended.
-    tasks: int = 0
-    #: Tasks that have a row.
-    rows: int = 0
-    #: The tasks that wait, the next one first, by whether they are bulk.
-    waiting: dict[bool, deque[Running]] = field(default_factory=lambda: {False: deque(), True: deque()})
-
-
 class Queue:
-    """The tasks of all tenants that wait for a row."""
+    """The runs that wait for a row. The API keys take turns: the next row goes to the one that has waited for
+    its turn the longest.
+    """
 
     def __init__(self) -> None:
-        self._accounts: dict[str, Account] = {}
-        #: How many tasks wait.
+        self._waiting: OrderedDict[str, deque[Running]] = OrderedDict()  # by owner, the next turn first
+        #: How many runs wait.
         self.count = 0
 
-    def enter(self, run: Running) -> None:
-        """Puts a new run at the end of its tenant's queue."""
-        tenant = run.task.tenant
-        account = self._accounts.get(tenant)
-        if account is None:
-            served = min((each.served for each in self._accounts.values()), default=0.0)
-            account = self._accounts[tenant] = Account(tenant, served)
-        account.tasks += 1
-        run.account = account
-        self.add(run)
-
-    def leave(self, run: Running) -> None:
-        """Notes that a run has ended that does not wait; a tenant without any is forgotten."""
-        run.account.tasks -= 1
-        if not run.account.tasks:
-            del self._accounts[run.account.tenant]
-
     def add(self, run: Running, *, first: bool = False) -> None:
-        """Puts a run at the end of its tenant's queue, or in front of it."""
-        queue = run.account.waiting[run.task.bulk]
-        (queue.appendleft if first else queue.append)(run)
+        """Puts a run at the end of its owner's runs, or in front of them."""
+        runs = self._waiting.setdefault(run.task.owner, deque())
+        (runs.appendleft if first else runs.append)(run)
         self.count += 1
 
     def remove(self, run: Running) -> None:
         """Takes out a run."""
-        run.account.waiting[run.task.bulk].remove(run)
+        runs = self._waiting[run.task.owner]
+        runs.remove(run)
+        if not runs:
+            del self._waiting[run.task.owner]
         self.count -= 1
 
     def next(self) -> Running:
-        """The run that gets the next row; the queue must not be empty. Interactive before bulk, then tenants
-        without a row, then the least served.
-        """
-        accounts = self._accounts.values()
-        firsts = [queue[0] for account in accounts for queue in account.waiting.values() if queue]
-        return min(
-            firsts, key=lambda run: (run.task.bulk, run.account.rows > 0, run.account.served, run.order)
-        )
-
-    def to_preempt(self, holders: Sequence[Running]) -> Running | None:
-        """The run to preempt for one that waits, or None. holders: the runs that have rows.
-
-        Bulk gives way to people. A tenant with several rows gives one to a tenant without any, and a tenant
-        who is a turn ahead gives one to a tenant with fewer.
-        """
-        first = self.next()
-        # A run that is closing leaves its row with the next step anyway.
-        holders = [run for run in holders if run.task.bulk >= first.task.bulk and run.closing is None]
-        if not first.task.bulk and (rows := [run for run in holders if run.task.bulk]):
-            return max(rows, key=lambda run: (run.account.served, run.order))
-        waits = first.account
-        others = [run for run in holders if run.account is not waits]
-        if not others:
-            return None
-        most = max((run.account for run in others), key=lambda account: (account.rows, account.served))
-        ahead = waits.served + TURN <= most.served and most.rows > waits.rows
-        if not (ahead or (waits.rows == 0 and most.rows > 1)):
-            return None
-        return min((run for run in others if run.account is most), key=lambda run: run.since)
+        """Takes out the run that gets the next row; the queue must not be empty."""
+        owner, runs = self._waiting.popitem(last=False)
+        run = runs.popleft()
+        if runs:
+            self._waiting[owner] = runs
+        self.count -= 1
+        return run
 
 
 class Rows(ABC):
@@ -221,7 +164,6 @@ class Rows(ABC):
     def admit(self, run: Running, memory: Memory | None) -> None:
         """Gives a run the first free row, with a copy of a memory of one row, or for a new stream."""
         run.row = len(self.runs)
-        run.account.rows += 1
         self.runs.append(run)
         self._begin(run.row, memory)
 
@@ -246,7 +188,6 @@ class Rows(ABC):
         self._move(len(self.runs) - 1, row)
         self.runs.pop()
         run.row = -1
-        run.account.rows -= 1
 
     def _move(self, source: int, to: int) -> None:
         """Moves a row to the place of another one, whose run has left."""

@@ -21,9 +21,9 @@ from runtimes.contract.tensors import row_bytes
 from runtimes.contract.vocabulary.base import Decoder
 from runtimes.contract.vocabulary.growing_text import GrowingText
 from runtimes.tasks.sample import Draw, penalties_of
-from xl_export.serve.core.admission import EngineSettings, Quota
+from xl_export.serve.core.admission import EngineSettings
 from xl_export.serve.core.cache import PrefixCache
-from xl_export.serve.core.running import Account, Queue, Running, rows_of
+from xl_export.serve.core.running import Queue, Running, rows_of
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Answer, Delivery, Drawn, Ended, Fed, Likeliest, Reason, Task
 
@@ -80,9 +80,9 @@ class Scheduler:
         # Without room for a single state, each would be copied and dropped.
         self.cache = cache if cache is not None and cache.max_bytes > self.row_bytes else None
         copies = max(1, settings.state_bytes // max(1, self.row_bytes))  # one is always allowed
-        # Two budgets: slow clients, who fill theirs, do not keep others from a row.
-        self.paused_copies = Quota(copies, share=0.5)
-        self.preempted_copies = Quota(copies, share=1.0)
+        self._most_copies = copies
+        #: Rows that were copied because a client reads no answers.
+        self.copies = 0
         #: The tasks that have not ended.
         self.runs: dict[Task, Running] = {}
         #: Those that wait for their clients.
@@ -100,11 +100,9 @@ class Scheduler:
         #: Of pieces, beyond their tokens.
         self.padded = 0
         self.drawn = 0
-        #: How often a task gave up its row to others.
-        self.preempted = 0
         self.model_seconds = 0.0
-        #: Seconds from the submission of each task to its first row, without bulk, which waits for others,
-        #: and without tasks that end before they have a row.
+        #: Seconds from the submission of each task to its first row, without tasks that end before they have
+        #: one.
         self.queued = Histogram(QUEUED)
         #: Of the present step, in which answers were handed out.
         self.delivery_seconds = 0.0
@@ -120,7 +118,7 @@ class Scheduler:
         """Lets a new run wait for a row."""
         self.runs[run.task] = run
         run.order = self.iterations
-        self.queue.enter(run)
+        self.queue.add(run)
 
     def cancel(self, run: Running, reason: Reason) -> None:
         """Ends a run where it is; with the state of its stream, if that is kept."""
@@ -177,26 +175,15 @@ class Scheduler:
     # Which task has a row.
 
     def _place(self) -> None:
-        """Gives rows to queued runs, also by preempting others."""
-        queue = self.queue
-        rows = self.rows
-        while queue.count:
-            if not rows.free:
-                preempted = queue.to_preempt(rows.runs)
-                if preempted is None or not self.preempted_copies.has_room(preempted.task.tenant):
-                    return
-                self.preempted += 1
-                self._give_up_row(preempted, self.preempted_copies)
-                queue.add(preempted, first=True)
-            run = queue.next()
-            queue.remove(run)
-            self._admit(run)
+        """Gives free rows to queued runs."""
+        while self.queue.count and self.rows.free:
+            self._admit(self.queue.next())
 
     def _admit(self, run: Running) -> None:
         task = run.task
         memory = run.memory
         if memory is None and self.cache is not None and task.cached and not task.score:
-            run.keys = self.cache.keys(task.tokens, task.tenant)
+            run.keys = self.cache.keys(task.tokens, task.owner)
             state = self.cache.longest(run.keys)
             if state is not None:
                 run.fed = state.position
@@ -207,7 +194,7 @@ class Scheduler:
                 run.cached = run.unreported = run.fed
         self.rows.admit(run, memory)
         self._forget_memory(run)
-        if not (run.since or task.bulk):  # it has a row for the first time
+        if not run.since:  # it has a row for the first time
             self.queued.observe(time.monotonic() - run.arrived)
         run.since = self.iterations
         if run.prompt_left:
@@ -218,17 +205,9 @@ class Scheduler:
         else:
             self._ready.append(run)
 
-    def _give_up_row(self, run: Running, copies: Quota) -> None:
-        """Takes a run out of its row, with its memory."""
-        run.memory = self.rows.taken_out(run)
-        copies.add(run.task.tenant)
-        run.copied = copies
-        self.rows.release(run)
-
     def _forget_memory(self, run: Running) -> None:
-        if run.copied is not None:
-            run.copied.add(run.task.tenant, -1)
-            run.copied = None
+        self.copies -= run.copied
+        run.copied = False
         run.memory = None
 
     # Steps.
@@ -303,7 +282,6 @@ class Scheduler:
         position = self.rows.position(run)
         run.written = max(run.written, position - piece.length + piece.width)
         run.last_piece = self.iterations
-        run.account.served += piece.width
         self.fed += piece.length
         self.padded += piece.width - piece.length
         fed = take_in(piece, answer)
@@ -346,8 +324,6 @@ class Scheduler:
         emitting = self._emitting
         tokens = sampler.sample(logits)
         self.drawn += len(tokens)
-        for account, count in sampler.accounts:
-            account.served += count
         log_probs, likely = sampler.log_probs(logits, tokens) if sampler.scored else ({}, {})
         # The only code that runs once a token: what can be looked up once for all tokens is in `places`.
         drawn = zip(sampler.places, tokens, strict=True)
@@ -421,7 +397,6 @@ class Scheduler:
             self.paused.remove(run)
         else:
             self.queue.remove(run)
-        self.queue.leave(run)
         self._forget_memory(run)
         run.ended = True
         self._report(run)
@@ -465,14 +440,17 @@ class Scheduler:
         return delivery
 
     def _pause(self, run: Running) -> None:
-        if not self.paused_copies.has_room(run.task.tenant):
+        if self.copies >= self._most_copies:
             self._close(run, "cancelled", error=NO_ROOM)
             return
         try:
-            self._give_up_row(run, self.paused_copies)
+            run.memory = self.rows.taken_out(run)
         except MemoryError as error:
             self._end(run, "failed", error=fault_sentence(error))
             return
+        self.copies += 1
+        run.copied = True
+        self.rows.release(run)
         self.paused.add(run)
         run.paused = True
         if self.may_resume(run):  # the client has accepted some in the meantime, when it was not paused yet
@@ -531,11 +509,11 @@ class Piece:
 def chosen_pieces(session: Session, runs: Sequence[Running], budget: int) -> list[Piece]:
     """The pieces of one iteration, in the order of their rows.
 
-    At least one piece is chosen, and then more while their widths fit into the budget: people before bulk,
-    tenants who were served less before others, and of one tenant's runs the one that has waited longest.
+    At least one piece is chosen, and then more while their widths fit into the budget: first of the run that
+    has waited longest.
     """
     if len(runs) > 1:
-        runs = sorted(runs, key=lambda run: (run.task.bulk, run.account.served, run.last_piece, run.order))
+        runs = sorted(runs, key=lambda run: (run.last_piece, run.order))
     pads = session.spec is None or session.spec.lengths_fault is None
     chosen: list[Piece] = []
     for run in runs:
@@ -677,7 +655,6 @@ class RowSampler:
         self.scored: list[int] = []
         #: The rows whose likeliest tokens are wanted, with their number.
         self.tops: list[tuple[int, int]] = []
-        accounts: Counter[Account] = Counter()
         samplers = []
         penalties = []
         self._uniform = []
@@ -697,12 +674,9 @@ class RowSampler:
             if run.penalties is None:  # a run that was drawn from before keeps its counts
                 prompt = task.tokens if drawing.prompt is None else drawing.prompt
                 run.penalties = penalties_of(drawing.sampler, size, prompt, drawing.bias)
-            accounts[run.account] += 1
             samplers.append(drawing.sampler)
             penalties.append(run.penalties)
             self._uniform.append(run.uniform)
-        #: How many of the runs each tenant has.
-        self.accounts = list(accounts.items())
         self._draw = Draw(samplers, size, penalties)
 
     def sample(self, logits: np.ndarray) -> list[int]:

@@ -58,10 +58,8 @@ class Task:
     #: Whether a prefix of `tokens` may come from the prefix cache, and its snapshots be kept there; a state
     #: or `score` excludes both.
     cached: bool = True
-    #: Whose task it is.
-    tenant: str = ""
-    #: Whether it yields to tasks that people wait for.
-    bulk: bool = False
+    #: Name of the API key; empty without keys.
+    owner: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

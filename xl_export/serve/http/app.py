@@ -15,7 +15,6 @@ from xl_export.serve.http import inference, page, status
 from xl_export.serve.http.base.endpoint import Endpoint, Endpoints, description
 from xl_export.serve.http.base.errors import ClientLeftError, RefusedError, refusal_of
 from xl_export.serve.http.base.exchange import Exchange, json
-from xl_export.serve.http.base.keys import Tenant
 from xl_export.serve.http.base.server import Server
 from xl_export.serve.http.openai import completions, score, tokens
 from xl_export.serve.http.streams import routes as streams
@@ -64,8 +63,8 @@ class Application:
             self._admit(exchange, wanted)
             if wanted.query or wanted.body is not None:
                 exchange.refuse_parameters(wanted.query)
-            if wanted.queue:
-                server.refuse_when_full(exchange.tenant.name, bulk=wanted.queue == "bulk")
+            if wanted.queued:
+                server.refuse_when_full()
             body = [] if wanted.body is None else [await exchange.read(wanted.body, wanted.reads)]
             with exchange.while_connected() if wanted.watched else contextlib.nullcontext():
                 answer = await wanted.handler(exchange, *body)
@@ -97,7 +96,7 @@ class Application:
                     path=exchange.path,
                     status=exchange.status or None,
                     seconds=round(time.monotonic() - exchange.began, 6),
-                    tenant=exchange.tenant.name or None,
+                    key=exchange.owner or None,
                     **exchange.note,
                 )
 
@@ -105,16 +104,16 @@ class Application:
         """Raises RefusedError for a request that comes from elsewhere, has no key, or is one too many."""
         server = self._server
         _refuse_foreign(exchange.headers, server.hosts)
-        tenant = Tenant() if wanted.is_open and server.keys else exchange.key_tenant()
-        if tenant is None:
+        owner = "" if wanted.is_open else exchange.key_owner()
+        if owner is None:
             raise RefusedError(
                 "the request has no valid API key; send it as `Authorization: Bearer KEY`.",
                 status=401,
                 code="invalid_api_key",
             )
-        exchange.tenant = tenant
+        exchange.owner = owner
         if not wanted.is_open:
-            exchange.stack.enter_context(server.requests.one(tenant.name))
+            exchange.stack.enter_context(server.requests.one("requests"))
 
 
 def _refuse_foreign(headers: dict[str, str], hosts: frozenset[str] | None) -> None:

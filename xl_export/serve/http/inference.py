@@ -18,14 +18,14 @@ from starlette.responses import Response
 
 from runtimes.contract.spec import Spec
 from runtimes.contract.tensors import MAX_AXES, POSITIONS, TensorSpec
-from xl_export.serve.http.base.encoding import json_steps
+from xl_export.serve.http.base.encoding import to_json
 from xl_export.serve.http.base.endpoint import BINARY, Endpoints, doc
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.exchange import Exchange, json, of_json
 from xl_export.serve.http.base.limits import Limits, decoded
 from xl_export.serve.http.base.server import Model
 from xl_export.serve.http.base.steps import as_numbers
-from xl_export.serve.http.base.workers import Steps, aside
+from xl_export.serve.http.base.workers import off_loop
 from xl_export.serve.http.streams.documents import LONGEST_NUMBER
 from xl_export.serve.http.streams.work import StreamWork
 
@@ -161,18 +161,17 @@ class InferResult(_Inferred, total=False):
     id: Annotated[str, doc("The id of the request, if it had one.")]
 
 
-def infer_body(body: bytearray, headers: Mapping[str, str], limits: Limits) -> Steps[InferBody]:
+def infer_body(body: bytearray, headers: Mapping[str, str], limits: Limits) -> InferBody:
     """The body of a step, with arrays as data; raises RefusedError for one that does not have its shape."""
     length = headers.get(HEADER, str(len(body)))
     if not length.isdecimal() or len(length) > LONGEST_NUMBER or int(length) > len(body):
         raise RefusedError(f"{HEADER} is {length!r:.40}; expected the bytes of the JSON, 0 to {len(body)}.")
     at = int(length)
-    document = yield from decoded(body[:at], InferBody, limits)
+    document = decoded(body[:at], InferBody)
     for given in document.inputs:
         end = at + (given.parameters.binary_data_size or 0)
         given.data = _array(given, body[at:end])
         at = end
-        yield
     if at < len(body):
         raise RefusedError(f"{len(body) - at} bytes follow the inputs; expected none.", param="inputs")
     return document
@@ -254,7 +253,7 @@ async def model_ready(exchange: Exchange) -> Response:
     "POST",
     f"{MODEL}/infer",
     f"{VERSION}/infer",
-    queue="people",
+    queued=True,
     reads=infer_body,
     form=BINARY,
     answer=InferResult,
@@ -278,8 +277,8 @@ async def infer(exchange: Exchange, body: InferBody) -> Response:
             param="outputs",
         )
     parameters = body.parameters
-    name = _stream(exchange.tenant.name, model, parameters.sequence_id)
-    work = StreamWork(model, exchange.tenant.name, exchange.server.limits)
+    name = _stream(exchange.owner, model, parameters.sequence_id)
+    work = StreamWork(model, exchange.owner, exchange.server.limits)
 
     step = work.sequence(
         name,
@@ -296,7 +295,7 @@ async def infer(exchange: Exchange, body: InferBody) -> Response:
         "parameters": {"position": document["position"], "stream": name},
     }
     size = sum(array.nbytes for array in outputs.values())
-    head, rest = await aside(size, work.tenant, _encoded, answer, outputs, binary)
+    head, rest = await off_loop(size, _encoded, answer, outputs, binary)
     if any(binary.values()):
         return Response(head + rest, headers={HEADER: str(len(head))}, media_type=BINARY)
     return of_json(head)
@@ -304,7 +303,7 @@ async def infer(exchange: Exchange, body: InferBody) -> Response:
 
 def _encoded(
     answer: dict[str, Any], outputs: Mapping[str, np.ndarray], binary: Mapping[str, bool]
-) -> Steps[tuple[bytes, bytes]]:
+) -> tuple[bytes, bytes]:
     """The JSON of an answer, and the bytes that follow it."""
     listed = []
     contents = []
@@ -316,20 +315,18 @@ def _encoded(
         else:
             document["data"] = array.ravel()
         listed.append(document)
-        yield
-    head = yield from json_steps({**answer, "outputs": listed})
-    return head, b"".join(contents)
+    return to_json({**answer, "outputs": listed}), b"".join(contents)
 
 
-def _stream(tenant: str, model: Model, sequence: int | str) -> str:
-    """The name of the stream of a sequence, which no other tenant, model or artefact has."""
+def _stream(owner: str, model: Model, sequence: int | str) -> str:
+    """The name of the stream of a sequence, which no other API key, model or artefact has."""
     if sequence in (0, "") or len(str(sequence)) > LONGEST_ID:
         raise RefusedError(
             f"sequence_id is {sequence!r:.40}; expected a number other than 0, or a name of at most "
             f"{LONGEST_ID} characters, because each step continues the memory of a sequence.",
             param="sequence_id",
         )
-    named = msgspec.json.encode([tenant, model.name, model.session.identity, sequence])
+    named = msgspec.json.encode([owner, model.name, model.session.identity, sequence])
     return f"sequence-{hashlib.sha256(named).hexdigest()[:24]}"
 
 

@@ -28,12 +28,10 @@ class StoreSettings:
 
     #: Of the states that stay in RAM while they are idle.
     ram_bytes: int = 1 << 30
-    #: The most streams of one tenant.
+    #: The most streams of one API key.
     streams: int = 10_000
-    #: The most bytes of the streams of one tenant.
-    tenant_bytes: int = 1 << 36
-    #: Of the states of operations that run or wait for the disk.
-    unwritten_bytes: int = 4 << 30
+    #: The most bytes of the streams of one API key.
+    owner_bytes: int = 1 << 36
     #: How many appended tokens a stream may be ahead of its snapshot; so many are fed again after a kill.
     replayed: int = 1024
     #: Whether each new stream and each change of one is on the disk before it is answered, so that it also
@@ -43,7 +41,7 @@ class StoreSettings:
 
 
 class NoStreamError(UserError):
-    """There is no stream of that name, or it belongs to another tenant."""
+    """There is no stream of that name, or it belongs to another API key."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"there is no stream {name!a:.60}; see GET /v1/streams for yours.")
@@ -87,19 +85,8 @@ class JournalError(UserError):
         )
 
 
-class FullStoreError(UserError):
-    """So many operations hold states that are not on the disk that no other one is let in now."""
-
-    def __init__(self, count: int, of_tenant: bool) -> None:
-        whose = " of this tenant" if of_tenant else ""
-        super().__init__(
-            f"{count:,} operations{whose} on streams run or wait for the disk, as many as this server has "
-            "memory for (--waiting-memory); send the request again after the seconds of Retry-After."
-        )
-
-
 class TooManyStreamsError(UserError):
-    """A tenant has as many streams, or bytes of them, as it may have."""
+    """An API key has as many streams, or bytes of them, as it may have."""
 
 
 @dataclass

@@ -22,14 +22,12 @@ from runtimes.base.errors import UserError
 from runtimes.base.files import read_json, writing
 from runtimes.base.lock import only_writer
 from runtimes.contract.session import Session
-from xl_export.serve.core.admission import Quota
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.streams.files import FACTS, StreamFolder, flush_folder, sweep
 from xl_export.serve.streams.index import (
     BusyStreamError,
     ClosedStoreError,
     DamagedStreamError,
-    FullStoreError,
     JournalError,
     NoStreamError,
     Operation,
@@ -61,7 +59,7 @@ class ByOwner:
 
     def find(self, name: str, owner: str) -> Stream:
         """The stream of an owner; raises NoStreamError, and DamagedStreamError."""
-        # If the owner of a damaged stream is unknown, any tenant with its random name may know of it.
+        # If the owner of a damaged stream is unknown, any client with its random name may know of it.
         if name in self.damaged and self.damaged[name] in (None, owner):
             raise DamagedStreamError(name)
         stream = self.streams.get(name)
@@ -110,11 +108,6 @@ class StreamStore(ByOwner, StreamIndex):
         """
         self._elsewhere = elsewhere
         super().__init__(session, key=key, settings=settings)
-        # Operations that give a stream a new state, each from before its first work until that state is on
-        # the disk: a disk that is slower than the model must not fill the memory with finished states.
-        self.unwritten = Quota(
-            max(1, settings.unwritten_bytes // max(self.row_bytes, 1)), refusal=FullStoreError
-        )
         self.path = folder / session.identity[:IDENTITY]
         self._making: dict[str, str] = {}  # the owners of streams that are being made, by their names
         self._stack = contextlib.ExitStack()
@@ -249,14 +242,14 @@ class StreamStore(ByOwner, StreamIndex):
             return bool(self._making) or any(stream.busy for stream in self.streams.values())
 
     def refuse_more(self, owner: str, *, making: str | None = None) -> None:
-        """Raises TooManyStreamsError if a tenant has as many streams as it may have.
+        """Raises TooManyStreamsError if an owner has as many streams as it may have.
 
         making: the name of one more that is being made from now on; raises BusyStreamError if there is one.
         """
         row = self.row_bytes
         settings = self.settings
         others, their_bytes = self._elsewhere(owner)
-        most = min(settings.streams, others + max(0, settings.tenant_bytes - their_bytes) // max(row, 1))
+        most = min(settings.streams, others + max(0, settings.owner_bytes - their_bytes) // max(row, 1))
         with self.lock:
             self.refuse_closed()
             count = others + self.count(owner)
@@ -299,8 +292,8 @@ class UnservedStreams(ByOwner):
     """The streams of one artefact that is not served. All methods may be called from any thread.
 
     A server keeps them, and no model of it can go on with them. They stay as they lie on the disk until a
-    server of their artefact takes them over again. Until then they are listed, count for their tenant, are
-    given as snapshots, and are deleted if their tenant asks for it.
+    server of their artefact takes them over again. Until then they are listed, count for their owner, are
+    given as snapshots, and are deleted if their owner asks for it.
     """
 
     def __init__(self, path: Path, streams: dict[str, Stream], damaged: dict[str, str | None]) -> None:

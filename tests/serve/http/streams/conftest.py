@@ -32,11 +32,12 @@ def keeping(artefacts: dict[str, Path]) -> Keeping:
         folder: Path | None,
         *,
         rows: int = 4,
+        state_bytes: int = 4 << 30,
         limits: Limits = LIMITS,
         store: StoreSettings | None = None,
         **options: Any,
     ) -> Iterator[Running]:
-        opened = sources(("tiny", artefacts["ring"]), rows=rows)
+        opened = sources(("tiny", artefacts["ring"]), rows=rows, state_bytes=state_bytes)
         with running(opened, limits=limits, state=folder, stream_limits=store, **options) as server:
             yield server
 
@@ -101,7 +102,7 @@ def continued(stream: Stream, **fields: Any) -> Iterator[dict[str, Any]]:
 
 
 def owned(server: Running, key: str) -> Stream:
-    """A new stream of the tenant who has the key."""
+    """A new stream of the owner of the key."""
     answer = server.post("/v1/streams", {}, headers={"Authorization": f"Bearer {key}"})
     assert answer.status_code == 201, answer.text
     return Stream(server, answer.json()["stream"]["id"])

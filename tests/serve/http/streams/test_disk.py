@@ -54,9 +54,8 @@ def slow_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
 def test_states_that_wait_for_the_disk_are_bounded(
     keeping: Keeping, session: Session, tokens: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row = row_bytes(session.state)
-    bounds = StoreSettings(unwritten_bytes=2 * row)
-    with keeping(tmp_path, store=bounds) as server, ThreadPoolExecutor() as threads:
+    state = row_bytes(session.state) + 4 * session.vocab.size
+    with keeping(tmp_path, state_bytes=2 * state) as server, ThreadPoolExecutor() as threads:
         other = created(server, tokens[:5])
         with slow_disk(monkeypatch) as slow:
             waits = [threads.submit(created, server, tokens[:9]) for _ in range(2)]

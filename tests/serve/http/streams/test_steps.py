@@ -20,8 +20,7 @@ from tests.serve.http.conftest import Running, running, sources
 from tests.serve.http.streams.conftest import LIMITS, created, restored
 from tests.steps import observed
 from xl_export.serve.http.base.errors import RefusedError
-from xl_export.serve.http.base.workers import finished
-from xl_export.serve.http.streams.documents import SAFETENSORS, CreateResult, StepResult, step_body
+from xl_export.serve.http.streams.documents import SAFETENSORS, CreateResult, StepResult
 from xl_export.serve.http.streams.work import StreamWork
 from xl_export.serve.streams import files
 
@@ -163,12 +162,6 @@ def test_a_memory_that_overflows_is_refused_despite_finite_outputs(
     assert answer.status_code == 400
     assert "the step has made numbers that are not finite" in answer.json()["error"]["message"]
     assert server.get(stream.path).json()["position"] == 0
-
-
-def test_a_safetensors_file_of_too_many_arrays_is_refused() -> None:
-    body = bytearray(save({f"{number:020}": np.empty(0, np.float32) for number in range(3000)}))
-    with pytest.raises(RefusedError, match="which no request needs here"):
-        finished(step_body(body, FILE, LIMITS))
 
 
 def test_a_step_whose_client_has_left_changes_nothing(server: Running) -> None:

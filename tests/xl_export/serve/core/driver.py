@@ -76,9 +76,7 @@ class Driver:
         elsewhere = scheduler.queue.count + len(scheduler.paused)
         assert len(scheduler.runs) == len(rows.runs) + elsewhere
         assert all(run.prompt_left == 0 for run in rows.runs[: rows.decoding])
-        accounts = {run.account for run in scheduler.runs.values()}
-        assert sum(account.rows for account in accounts) == len(rows.runs)
-        assert sum(account.tasks for account in accounts) == len(scheduler.runs)
+        assert scheduler.copies == sum(run.copied for run in scheduler.runs.values())
 
     def ended(self, task: Task) -> Ended:
         last = self.answers[task][-1]
@@ -144,8 +142,7 @@ def any_task(chance: np.random.Generator, size: int, seed: int) -> Task:
         score=score,
         top=int(chance.integers(4)) if score else 0,
         keep=bool(chance.random() < 0.4),
-        tenant=str(chance.integers(3)),
-        bulk=bool(chance.random() < 0.3),
+        owner=str(chance.integers(3)),
     )
 
 

@@ -19,9 +19,9 @@ def cache_of(states: int, **options: Any) -> PrefixCache:
     return PrefixCache(**{"identity": "a", "segment": T, "max_bytes": states * 100} | options)
 
 
-def feed(cache: PrefixCache, prompt: np.ndarray, tenant: str = "") -> int:
+def feed(cache: PrefixCache, prompt: np.ndarray, owner: str = "") -> int:
     """Does with a prompt what an engine does, and returns how many of its tokens were found."""
-    keys = cache.keys(prompt, tenant)
+    keys = cache.keys(prompt, owner)
     state: Any = cache.longest(keys)
     found = 0 if state is None else state.position
     for at in range(found // T * T + T, len(prompt) + T, T):
@@ -30,9 +30,9 @@ def feed(cache: PrefixCache, prompt: np.ndarray, tenant: str = "") -> int:
     return found
 
 
-def found(cache: PrefixCache, prompt: np.ndarray, tenant: str = "") -> int:
+def found(cache: PrefixCache, prompt: np.ndarray, owner: str = "") -> int:
     """How many tokens of a prompt the cache has."""
-    state = cache.longest(cache.keys(prompt, tenant))
+    state = cache.longest(cache.keys(prompt, owner))
     return 0 if state is None else state.position
 
 
@@ -50,7 +50,7 @@ def test_whole_segments_are_found_and_the_end_of_a_prompt_by_itself(tokens: np.n
         (tokens[:7], 0),
     ):
         assert found(cache, prompt) == length
-    assert found(cache, tokens[:29], "ben") == 0, "tenants do not find each other's prompts"
+    assert found(cache, tokens[:29], "ben") == 0, "keys do not find each other's prompts"
     cache = cache_of(100, shared=True)
     feed(cache, tokens[:16], "anna")
     assert found(cache, tokens[:16], "ben") == 16

@@ -105,7 +105,6 @@ def test_stopping_ends_every_task_once_with_its_state(session: Session) -> None:
         engine.submit(task)
     with clients.changed:
         assert clients.changed.wait_for(lambda: engine.scheduler.paused, 60)
-    reserved = engine.admission.reserve(1)
     engine.stop(within=60)
     for task in tasks:
         (end,) = clients.ends(task)
@@ -114,9 +113,8 @@ def test_stopping_ends_every_task_once_with_its_state(session: Session) -> None:
         fed = 3 if drawn else 0
         assert end.state.position == fed + len(drawn)  # all that the client was told, and no more
         assert end.state.tail.tolist() == [1, 2, 3, *drawn][: fed + len(drawn)][-9:]
-    for place in (None, reserved):
-        with pytest.raises(UserError, match="accepts no more tasks"):
-            engine.submit(endless(), place)
+    with pytest.raises(UserError, match="accepts no more tasks"):
+        engine.submit(endless())
     engine.stop(within=60)
 
 

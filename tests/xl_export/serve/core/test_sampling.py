@@ -10,7 +10,7 @@ import numpy as np
 from runtimes.base.logits import log_sum_exp
 from runtimes.contract.sampling import Sampler
 from tests.sampling import read_cases
-from xl_export.serve.core.running import Account, Running
+from xl_export.serve.core.running import Running
 from xl_export.serve.core.scheduler import RowSampler, likeliest, log_probs_of
 from xl_export.serve.core.task import Drawing, Task
 
@@ -22,9 +22,7 @@ SESSION: Any = SimpleNamespace(
 
 def run(sampler: Sampler, prompt: list[int], *, bias: dict[int, float] | None = None) -> Running:
     drawing = Drawing(max_tokens=9, sampler=sampler, seed=3, index=1, bias=bias or {})
-    running = Running(Task(tokens=np.array(prompt, np.int64), drawing=drawing), SESSION)
-    running.account = Account("")
-    return running
+    return Running(Task(tokens=np.array(prompt, np.int64), drawing=drawing), SESSION)
 
 
 def test_every_case_draws_its_token() -> None:

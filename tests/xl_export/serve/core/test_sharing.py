@@ -1,4 +1,4 @@
-"""Who gets a row and when, in iterations: tenants, people and bulk, slow clients, the prefix cache."""
+"""Who gets a row and when, in iterations: keys in turn, slow clients, the prefix cache."""
 
 from __future__ import annotations
 
@@ -13,42 +13,21 @@ from xl_export.serve.core.cache import PrefixCache
 from xl_export.serve.core.task import Drawing, Fed, Task
 
 
-def drawing_task(tenant: str, count: int = 12, *, prompt: int = 3, bulk: bool = False) -> Task:
-    return Task(
-        tokens=np.arange(prompt) + 1, drawing=Drawing(max_tokens=count, seed=prompt), tenant=tenant, bulk=bulk
-    )
+def drawing_task(owner: str, count: int = 12, *, prompt: int = 3) -> Task:
+    drawing = Drawing(max_tokens=count, seed=prompt)
+    return Task(tokens=np.arange(prompt) + 1, drawing=drawing, owner=owner)
 
 
-def test_many_tasks_of_a_tenant_do_not_delay_another(session: Session) -> None:
-    driver = Driver(session, rows=4)
-    many = [drawing_task("many", 20) for _ in range(60)]
-    driver.submit(*many)
-    driver.iterate(5)
-    began = driver.scheduler.iterations
-    driver.submit(one := drawing_task("one"))
-    driver.iterate(15)
-    assert driver.at[one][0] - began <= 2
-    assert driver.at[one][-1] - began <= 15
-    assert driver.scheduler.preempted == 1
-    driver.run()
-    assert sum(driver.scheduler.queued.counts) == 61, "a task that gives up its row is not counted again"
-    alone = Driver(session, rows=1)
-    alone.run(task := drawing_task("many", 20))
-    for each in many:  # the one that gave up its row among them
-        assert said(driver.answers[each]) == said(alone.answers[task])
-
-
-def test_a_single_row_is_shared_in_turns(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xl_export.serve.core.running.TURN", 20)
+def test_keys_take_turns_however_much_each_has_sent(session: Session) -> None:
     driver = Driver(session, rows=1)
-    driver.submit(long := drawing_task("a", 80), other := drawing_task("b", 80))
-    driver.iterate(60)
-    assert min(len(driver.tokens(task)) for task in (long, other)) > 15
+    driver.submit(*(many := [drawing_task("many", 4) for _ in range(5)]))
+    driver.iterate()
+    driver.submit(
+        one := drawing_task("one", 4), other := drawing_task("other", 4), again := drawing_task("one", 4)
+    )
     driver.run()
-    assert 2 <= driver.scheduler.preempted <= 6
-    alone = Driver(session, rows=1)
-    alone.run(same := drawing_task("a", 80))
-    assert driver.tokens(long) == alone.tokens(same)
+    ended = sorted((*many, one, other, again), key=lambda task: driver.at[task][-1])
+    assert ended == [many[0], many[1], one, other, many[2], again, *many[3:]]
 
 
 def test_a_long_prompt_is_fed_one_piece_an_iteration(session: Session) -> None:
@@ -84,26 +63,6 @@ def test_a_prompt_is_reported_once(session: Session, cancelled: bool) -> None:
     assert isinstance(told, Fed)
     assert told.count == (24 if cancelled else 60)
     assert not any(isinstance(answer, Fed) for answer in driver.answers[long][1:])
-
-
-def test_bulk_is_preempted_between_pieces_and_continues(session: Session) -> None:
-    driver = Driver(session, rows=2, prompt_tokens=8)
-    text = np.random.default_rng(0).integers(session.vocab.size, size=120)
-    bulk = [Task(tokens=text, score=True, bulk=True, tenant="b") for _ in range(4)]
-    driver.submit(*bulk)
-    driver.iterate(6)
-    began = driver.scheduler.iterations
-    people = [drawing_task("p", 6) for _ in range(3)]
-    driver.submit(*people)
-    driver.iterate(4)
-    assert driver.at[people[0]][0] - began == 1
-    assert driver.scheduler.preempted == 2
-    driver.run()
-    last = max(driver.at[task][-1] for task in people)
-    assert min(driver.at[task][-1] for task in bulk) > last
-    alone = Driver(session, rows=1)
-    alone.run(task := Task(tokens=text, score=True))
-    assert all(np.array_equal(driver.log_probs(each)[1:], alone.log_probs(task)[1:]) for each in bulk)
 
 
 def test_a_client_that_takes_nothing_pauses_its_task_alone(session: Session) -> None:
@@ -152,10 +111,10 @@ def test_a_prefix_from_the_cache_changes_no_bit(session: Session) -> None:
     others = [
         Task(tokens=text[:21], drawing=Drawing(max_tokens=2), cached=False),
         Task(tokens=text[:21], score=True),
-        Task(tokens=text[:21], drawing=Drawing(max_tokens=2), tenant="another"),
+        Task(tokens=text[:21], drawing=Drawing(max_tokens=2), owner="another"),
     ]
     driver.run(*others)
-    assert cache.states == 9 + 3  # the other tenant's
+    assert cache.states == 9 + 3  # the other key's
     for task in others:
         assert not any(answer.cached for answer in driver.answers[task] if isinstance(answer, Fed))
 
@@ -165,12 +124,12 @@ def test_a_cache_without_room_for_a_state_is_not_used(session: Session) -> None:
     assert driver.scheduler.cache is None
 
 
-def test_queue_time_counts_interactive_tasks_only(session: Session) -> None:
+def test_the_time_in_the_queue_is_counted_once_a_task(session: Session) -> None:
     driver = Driver(session, rows=2)
-    driver.submit(one := drawing_task("one"), drawing_task("one", bulk=True))
+    driver.submit(one := drawing_task("one"), drawing_task("one"))
     driver.scheduler.runs[one].arrived -= 7
     driver.run()
     queued = driver.scheduler.queued
     assert queued.sum >= 7
     buckets = dict(queued.buckets())
-    assert (buckets["5.0"], buckets["+Inf"]) == (0, 1)
+    assert (buckets["5.0"], buckets["+Inf"]) == (1, 2)

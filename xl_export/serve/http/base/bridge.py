@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from xl_export.serve.core.admission import Reservation
 from xl_export.serve.core.engine import Engine
 from xl_export.serve.core.scheduler import QUEUED, Histogram
 from xl_export.serve.core.task import Answer, Delivery, Drawn, Ended, Fed, Task
@@ -125,7 +124,6 @@ class Inbox:
         self._began = time.monotonic()
         self._answers = False  # whether a token has been drawn or scored
         self._waiting: asyncio.Future[None] | None = None
-        self._reserved: list[Reservation] = []
         #: Whether the request waits and nothing has arrived, so that tokens may be passed on.
         self.open = False
         #: Answers that the request has not got yet.
@@ -138,27 +136,15 @@ class Inbox:
 
     def __exit__(self, *_: object) -> None:
         self.figures.whole.observe(time.monotonic() - self._began)
-        for reservation in self._reserved:
-            reservation.release()
         for task in self.running:
             self._engine.cancel(task)
             self._bridge.listeners.pop(task, None)
 
-    def reserve(self, tasks: int, tenant: str, *, states: int = 0) -> Reservation:
-        """Places for tasks that this request will submit, and memory for states that it will keep, until it
-        is released or the inbox is left. Raises what `Admission.reserve` raises.
-        """
-        reservation = self._engine.admission.reserve(tasks, tenant, states=states)
-        self._reserved.append(reservation)
-        return reservation
-
-    def submit(self, task: Task, reserved: Reservation | None = None) -> None:
-        """Gives a task to the engine, and raises what `Engine.submit` raises. reserved: has its place, the
-        memory of its state, or both.
-        """
+    def submit(self, task: Task) -> None:
+        """Gives a task to the engine, and raises what `Engine.submit` raises."""
         self._bridge.listeners[task] = listener = Listener(self)
         try:
-            self._engine.submit(task, reserved)
+            self._engine.submit(task)
         except BaseException:
             del self._bridge.listeners[task]
             raise

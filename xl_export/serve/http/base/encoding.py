@@ -1,10 +1,9 @@
-"""Texts to tokens and documents to JSON, in steps that hold Python's lock for milliseconds; see `workers`."""
+"""Texts to tokens, and documents to JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,7 +15,6 @@ from runtimes.contract.vocabulary.subword import pieces
 from runtimes.tasks.generate import encode_prompt
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.limits import Limits, refuse_long_prompt
-from xl_export.serve.http.base.workers import Steps
 
 SLICE = 1 << 12  # items of a list that are encoded at once
 MOST_TEXTS = 1 << 17  # pairs of tokens whose texts are kept
@@ -32,7 +30,7 @@ def encoding(
     param: str,
     limits: Limits | None = None,
     before: int = 0,
-) -> Steps[np.ndarray]:
+) -> np.ndarray:
     """The token ids int64 [N] of a text or of a list of ids.
 
     what, param: the prompt and the field in messages. before: how many tokens the request has already. Raises
@@ -50,7 +48,6 @@ def encoding(
             count += len(found[-1])
             if limits is not None:
                 refuse_long_prompt(limits, count, param)
-            yield
         return np.concatenate(found) if count > before else encode_prompt(vocab, prompt, what=what)
     except UserError as error:
         raise RefusedError(str(error), param=param) from error
@@ -61,48 +58,6 @@ def _parts(vocab: Vocab, prompt: str | Sequence[int]) -> Iterable[str | Sequence
     if isinstance(prompt, str):
         return pieces(prompt) if vocab.kind == "subword" else [prompt]
     return (prompt[at : at + SLICE] for at in range(0, len(prompt), SLICE))
-
-
-def texts_of(vocab: Vocab, tokens: Iterable[int]) -> Steps[list[str]]:
-    """`token_texts` in steps."""
-    decoder = vocab.decoder()
-    texts = []
-    for token in tokens:
-        texts.append(decoder(int(token)))
-        yield
-    if texts:
-        texts[-1] += decoder.rest()
-    return texts
-
-
-def json_steps(value: Any) -> Steps[bytes]:
-    """A value as JSON; long lists are encoded in parts, and arrays are nested lists."""
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
-    if _is_nested(value):
-        parts = []
-        for name, each in value.items():
-            encoded = yield from json_steps(each)
-            parts.append(msgspec.json.encode(name) + b":" + encoded)
-        return b"{" + b",".join(parts) + b"}"
-    if not isinstance(value, list) or not value:
-        return msgspec.json.encode(value)
-    parts = []
-    if _is_nested(value[0]):
-        for each in value:
-            parts.append((yield from json_steps(each)))
-            yield
-    else:
-        for at in range(0, len(value), SLICE):
-            parts.append(msgspec.json.encode(value[at : at + SLICE])[1:-1])
-            yield
-    return b"[" + b",".join(parts) + b"]"
-
-
-def _is_nested(value: Any) -> bool:
-    return isinstance(value, dict) and any(
-        isinstance(each, dict | list | np.ndarray) for each in value.values()
-    )
 
 
 class TokenTexts:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from http import HTTPStatus
-from typing import Annotated, Any, Literal, TypedDict, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, TypedDict, TypeVar, get_args, get_type_hints
 
 import msgspec
 from starlette.responses import Response
@@ -99,8 +99,8 @@ class Endpoint:
     form: str | None = None
     #: Whether the body is a file, which the handler reads.
     file: bool = False
-    #: The engine queue that must have room before the body is read: of people, or of bulk work.
-    queue: Literal["people", "bulk"] | None = None
+    #: Whether an engine must have a free place before the body is read.
+    queued: bool = False
     #: The type of a success, or a union; None for a text or a file.
     answer: Any = None
     content: str = "application/json"

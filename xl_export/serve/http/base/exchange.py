@@ -17,10 +17,10 @@ from starlette.types import Message, Receive, Scope, Send
 
 from xl_export.serve.http.base.connection import CONNECTION, Wire
 from xl_export.serve.http.base.errors import ClientLeftError, RefusedError, has_plain_errors
-from xl_export.serve.http.base.keys import ANYBODY, Tenant, given_key, hashed
+from xl_export.serve.http.base.keys import given_key, hashed
 from xl_export.serve.http.base.limits import BodyAccount, Reads, decoded, refuse_compressed, too_large
 from xl_export.serve.http.base.server import Server
-from xl_export.serve.http.base.workers import Steps, aside
+from xl_export.serve.http.base.workers import off_loop
 
 EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
 # Of one server-sent event.
@@ -50,8 +50,8 @@ class Exchange:
         given = self.headers.get("x-request-id", "")
         #: The id of the request in the log and in the answer: the client's own if it is well-formed.
         self.id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
-        #: Whose request it is.
-        self.tenant = ANYBODY
+        #: Name of the API key, which owns streams; empty without keys.
+        self.owner = ""
         #: The variables of the path, by name.
         self.params: dict[str, str] = {}
         #: What a handler adds to the request's line in the log.
@@ -92,10 +92,10 @@ class Exchange:
                     param=name[:60],
                 )
 
-    def key_tenant(self) -> Tenant | None:
-        """The tenant of the request's key, by the keys that are valid now; None without a valid key."""
+    def key_owner(self) -> str | None:
+        """The name of the request's key, empty if the server has no keys; None without a valid key."""
         keys = self.server.keys
-        return keys.get(hashed(given_key(self.headers))) if keys else ANYBODY
+        return keys.get(hashed(given_key(self.headers))) if keys else ""
 
     # The body.
 
@@ -104,15 +104,15 @@ class Exchange:
         large, does not arrive in time or does not fit, and if others have sent too much.
         """
         limits = self.server.limits
-        account = BodyAccount(self.server.bodies, self.tenant.name)
+        account = BodyAccount(self.server.bodies)
         self.stack.callback(account.close)
         body = bytearray()  # which grows in place: joining parts of 16 MB takes the event loop milliseconds
         while self.more_body:
             body += await self.part(limits.body_bytes, limits.body_seconds)
             account.change(self.size - account.held)
         if reads is not None:
-            return await self.aside(reads, body, self.headers, limits)
-        return await self.aside(decoded, body, kind, limits)
+            return await self.off_loop(reads, body, self.headers, limits)
+        return await self.off_loop(decoded, body, kind)
 
     async def part(
         self, most: int, seconds: float, larger: Callable[[int], RefusedError] = too_large
@@ -146,9 +146,9 @@ class Exchange:
             raise larger(most)
         return part
 
-    async def aside(self, function: Callable[..., Steps[Result]], *arguments: Any) -> Result:
-        """What a function of the body returns; see `workers.aside`."""
-        return await aside(self.size, self.tenant.name, function, *arguments)
+    async def off_loop(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """What a function of the body returns; see `workers.off_loop`."""
+        return await off_loop(self.size, function, *arguments)
 
     # The answer.
 

@@ -1,11 +1,10 @@
-"""API keys: who a client is. A tenant has one or several keys, and what belongs to a tenant is its own."""
+"""API keys: whose streams a client sees. Keys of one name own the same streams."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -18,22 +17,12 @@ SHORTEST = 16  # characters of a key
 HASHED = "sha256:"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tenant:
-    """Whose request it is."""
-
-    name: str = ""
-
-
-ANYBODY = Tenant()  # if the server has no keys; only this machine can reach it then
-
-
-#: The tenants of a server by the hashes of their keys, so that the time of a lookup reveals nothing of a key.
-Keys: TypeAlias = dict[bytes, Tenant]
+#: The names of the keys by their hashes, so that the time of a lookup reveals nothing of a key.
+Keys: TypeAlias = dict[bytes, str]
 
 
 def read_keys(path: Path) -> Keys:
-    """The keys of a file with one on each line: `TENANT KEY`.
+    """The keys of a file with one on each line: `NAME KEY`.
 
     A key may be given as `sha256:` and the hash of it in hexadecimal digits. Empty lines and lines that begin
     with `#` are left out. Raises ConfigError for any other line, and for a file without keys.
@@ -43,7 +32,7 @@ def read_keys(path: Path) -> Keys:
 
 def keys_of(lines: Iterable[str], place: str) -> Keys:
     """The keys of the lines of a file; place: its name, for messages."""
-    tenants: Keys = {}
+    keys: Keys = {}
     for number, line in enumerate(lines, 1):
         words = line.split()
         if not words or words[0].startswith("#"):
@@ -51,16 +40,16 @@ def keys_of(lines: Iterable[str], place: str) -> Keys:
         where = f"line {number} of {place}"
         if len(words) != 2 or not NAME.fullmatch(words[0]):
             raise ConfigError(
-                f"{where} is no key; expected `TENANT KEY`, and a tenant of only letters, digits, dots, "
+                f"{where} is no key; expected `NAME KEY`, and a name of only letters, digits, dots, "
                 "dashes and underscores."
             )
         digest = _digest(words[1], where)
-        if digest in tenants:
-            raise ConfigError(f"{where} has a key that an earlier line has; give each tenant its own.")
-        tenants[digest] = Tenant(name=words[0])
-    if not tenants:
-        raise ConfigError(f"{place} has no keys; write one `TENANT KEY` on each line.")
-    return tenants
+        if digest in keys:
+            raise ConfigError(f"{where} has a key that an earlier line has; give each name its own.")
+        keys[digest] = words[0]
+    if not keys:
+        raise ConfigError(f"{place} has no keys; write one `NAME KEY` on each line.")
+    return keys
 
 
 def _digest(key: str, where: str) -> bytes:

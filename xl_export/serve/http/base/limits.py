@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, TypeAlias, TypeVar, get_args
 
 import msgspec
 
-from xl_export.serve.core.admission import Quota
 from xl_export.serve.http.base.errors import RefusedError
-from xl_export.serve.http.base.workers import Steps
 
 SMALL_BODY = 1 << 16  # bytes of a request that do not count among those of all
 FEW = 8  # fields that a message may list
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # a half of a pair, in JSON's spelling
-COUNTED = 1 << 17  # bytes of a body whose values are counted before they are made
-WINDOW = 1 << 18  # bytes in which they are counted at once, which takes a fraction of a millisecond
-FIELDS = 8  # values of one list or object, without token ids
 LONGEST_NAME = 60  # characters of a field's name that are shown or compared
 Body = TypeVar("Body")
 KINDS = {  # how messages name msgspec's types
@@ -38,9 +34,9 @@ class Limits:
     """The most that one request may use, and how long a client may take for it."""
 
     #: Of the body of one request.
-    body_bytes: int = 16 << 20
+    body_bytes: int = 1 << 20
     #: Of the bodies of all requests that are served at once, without the first `SMALL_BODY` of each. A
-    #: tenant may always send one body of `body_bytes`.
+    #: single body of `body_bytes` is always accepted.
     bodies_bytes: int = 256 << 20
     #: Of all prompts of a request together.
     prompt_tokens: int = 1 << 20
@@ -55,8 +51,6 @@ class Limits:
     texts: int = 4096
     #: That are served or wait at once.
     requests: int = 2048
-    #: Of requests and of bodies_bytes, for one tenant with a name.
-    tenant_share: float = 0.5
     #: That are open at once.
     connections: int = 4096
     #: Of the head of a request; as many between two parts of its body, and after it.
@@ -69,27 +63,41 @@ class Limits:
     stalled_seconds: float = 120.0
 
 
-def too_many_requests(count: int, of_tenant: bool) -> RefusedError:
-    """The refusal of one request too many; see `Quota`."""
-    return RefusedError(
-        f"the {'tenant' if of_tenant else 'server'} has {count:,} requests at once and may have no more; "
-        "ask again when one of them has ended.",
-        status=429,
-        code="too_many",
-        retry_after=1,
-    )
+class Bound:
+    """Counts what all requests have together. Only the event loop uses it."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        #: How many there are.
+        self.total = 0
+
+    @contextmanager
+    def one(self, what: str) -> Iterator[None]:
+        """While the block runs, there is one more; raises RefusedError if that is too many."""
+        if self.total >= self.most:
+            raise RefusedError(
+                f"the server has {self.total:,} {what} at once and may have no more; ask again when one of "
+                "them has ended.",
+                status=429,
+                code="too_many",
+                retry_after=1,
+            )
+        self.total += 1
+        try:
+            yield
+        finally:
+            self.total -= 1
 
 
 class BodyAccount:
-    """The bytes of one request that are in memory. The first `SMALL_BODY` of them do not count,
-    so a small request is never refused because others send books.
+    """The bytes of one request that are in memory. The first `SMALL_BODY` of them do not count, so a small
+    request is never refused because others send books.
 
     bodies: counts the bytes of all.
     """
 
-    def __init__(self, bodies: Quota, tenant: str) -> None:
+    def __init__(self, bodies: Bound) -> None:
         self._bodies = bodies
-        self._tenant = tenant
         #: The bytes that are in memory.
         self.held = 0
 
@@ -97,7 +105,7 @@ class BodyAccount:
         """There are so many bytes more, or fewer; raises RefusedError, and changes nothing, for too many."""
         held = self.held + count
         counted = max(0, held - SMALL_BODY) - max(0, self.held - SMALL_BODY)
-        if counted > 0 and not self._bodies.has_room(self._tenant, counted):
+        if counted > 0 and self._bodies.total + counted > self._bodies.most:
             raise RefusedError(
                 "other large requests take all memory that the server has for them; ask again when one of "
                 "them has ended, or send less at once.",
@@ -106,8 +114,7 @@ class BodyAccount:
                 retry_after=1,
                 closes=True,
             )
-        if counted:
-            self._bodies.add(self._tenant, counted)
+        self._bodies.total += counted
         self.held = held
 
     def close(self) -> None:
@@ -163,59 +170,15 @@ def refuse_long_answer(limits: Limits, tokens: int, likeliest: int | None, param
 
 
 # Reads a body that need not be JSON, from its bytes, the headers and the limits.
-Reads: TypeAlias = Callable[[bytearray, Mapping[str, str], Limits], Steps[Any]]
+Reads: TypeAlias = Callable[[bytearray, Mapping[str, str], Limits], Any]
 
 
-def decoded(body: bytearray, kind: type[Body], limits: Limits) -> Steps[Body]:
-    """A body in JSON as that type, in steps; raises RefusedError with one sentence for anything else."""
-    yield from refuse_many_values(body, limits)
+def decoded(body: bytearray, kind: type[Body]) -> Body:
+    """A body in JSON as that type; raises RefusedError with one sentence for anything else."""
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise misfit(error, kind, body) from None
-
-
-def refuse_many_values(body: bytes | bytearray | str, limits: Limits) -> Steps[None]:
-    """Raises RefusedError for a large body with more values than any request has that is served. Making them
-    would hold Python's lock for seconds. Strings are skipped, in parts so that other threads can run.
-    """
-    if isinstance(body, str):
-        body = body.encode()
-    if len(body) < COUNTED:
-        return
-    most_containers = 2 * limits.texts + limits.choices
-    most = limits.prompt_tokens + FIELDS * most_containers
-    values = containers = at = 0
-    while at < len(body):
-        string = body.find(b'"', at, at + WINDOW)
-        end = min(len(body), at + WINDOW) if string < 0 else string
-        values += body.count(b",", at, end)
-        containers += body.count(b"[", at, end) + body.count(b"{", at, end)
-        if values > most or containers > most_containers:
-            raise RefusedError(
-                f"the body has more than {most:,} values, or {most_containers:,} lists and objects, which no "
-                "request needs here; send fewer at once."
-            )
-        yield
-        at = end if string < 0 else (yield from _end_of_string(body, string))
-
-
-def _end_of_string(body: bytes | bytearray, begin: int) -> Steps[int]:
-    """The place behind a string of JSON that begins here; behind the body if it does not end."""
-    at = begin + 1
-    size = 64  # most strings are short: a large part of the body would be copied for each
-    while at < len(body):
-        window = bytes(body[at : at + size])
-        escapes = len(window) - len(window.rstrip(b"\\"))
-        if escapes % 2 and at + len(window) < len(body):  # what the last backslash escapes is in the next one
-            window = window[:-1]
-        quote = window.replace(b"\\\\", b"..").replace(b'\\"', b"..").find(b'"')
-        if quote >= 0:
-            return at + quote + 1
-        at += len(window)
-        size = min(2 * size, WINDOW)
-        yield
-    return len(body)
 
 
 def misfit(error: Exception, expected: Any, body: bytes | bytearray | str = b"") -> RefusedError:

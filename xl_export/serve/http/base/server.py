@@ -12,7 +12,6 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import cached_property
-from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TextIO
@@ -26,7 +25,7 @@ from runtimes.contract.device import AUTO, CPU, Device
 from runtimes.contract.session import Session, is_language_model
 from runtimes.contract.spec import BUILD, GRAPH, ORT_GRAPH, SPEC, WEIGHTS, refuse_no_language_model
 from runtimes.sessions.open import open_session
-from xl_export.serve.core.admission import Busy, EngineSettings, Quota, StoppedError
+from xl_export.serve.core.admission import Busy, EngineSettings, StoppedError
 from xl_export.serve.core.cache import PrefixCache
 from xl_export.serve.core.engine import Engine
 from xl_export.serve.core.task import Delivery
@@ -34,7 +33,7 @@ from xl_export.serve.http.base.bridge import Bridge, Figures, Inbox
 from xl_export.serve.http.base.encoding import TokenTexts
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.keys import Keys
-from xl_export.serve.http.base.limits import Limits, too_many_requests
+from xl_export.serve.http.base.limits import Bound, Limits
 from xl_export.serve.http.base.steps import StepEngine
 from xl_export.serve.http.base.workers import on_thread
 from xl_export.serve.streams.index import StoreSettings
@@ -125,7 +124,7 @@ class Source:
     settings: EngineSettings
     #: Of the prefix cache; 0 for none.
     cache_bytes: int = 0
-    #: Whether tenants may find each other's prefixes in the cache.
+    #: Whether API keys may find each other's prefixes in the cache.
     cache_shared: bool = False
     #: CPU threads of a step. None leaves one CPU to the event loop for an artefact whose steps are short,
     #: uses all CPUs for other artefacts, and leaves the choice to PyTorch for a run.
@@ -341,10 +340,9 @@ class Server:
         self.stores: Stores
         #: The names under which a server without keys is reached; None for any.
         self.hosts: frozenset[str] | None = None
-        share = self.limits.tenant_share
-        self.requests = Quota(self.limits.requests, share=share, refusal=too_many_requests)
+        self.requests = Bound(self.limits.requests)
         #: The bytes of bodies that are in memory; see `BodyAccount`.
-        self.bodies = Quota(max(self.limits.bodies_bytes, ceil(self.limits.body_bytes / share)), share=share)
+        self.bodies = Bound(max(self.limits.bodies_bytes, self.limits.body_bytes))
         #: How many requests were answered, by path and status.
         self.answered: Counter[tuple[str, str]] = Counter()
         self.stopping = False
@@ -386,16 +384,14 @@ class Server:
         """Where the streams are that no model of this server can continue."""
         return self.stores.others([model.store for model in self.models.values()])
 
-    def refuse_when_full(self, tenant: str, *, bulk: bool = False) -> None:
-        """Raises RefusedError if no model could accept a task of this tenant, before anything of a request
-        is read. bulk: whether it yields to tasks that people wait for.
-        """
+    def refuse_when_full(self) -> None:
+        """Raises RefusedError if no model could accept a task, before anything of a request is read."""
         if self.stopping:
             raise StoppedError
         full: UserError | None = None
         for model in self.models.values():
             try:
-                return model.engine.admission.refuse(1, tenant, bulk=bulk)
+                return model.engine.places.refuse()
             except (Busy, StoppedError) as refusal:
                 full = refusal
         raise full or RefusedError("no model is served here.", status=503)

@@ -5,6 +5,7 @@ Each step runs one stream, so its outputs never depend on other streams or on th
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
 from collections.abc import Iterator, Mapping
@@ -13,17 +14,14 @@ from typing import Any
 import numpy as np
 
 from runtimes.base.errors import StreamError
-from runtimes.base.machine import available_cpus
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
 from runtimes.contract.tensors import MAX_AXES, row_bytes
-from xl_export.serve.core.admission import Admission, EngineSettings
+from xl_export.serve.core.admission import EngineSettings, Places
 from xl_export.serve.core.state import StreamState
-from xl_export.serve.http.base.workers import Workers
 from xl_export.serve.streams.files import StepInputs
 
 Arrays = dict[str, np.ndarray]
-STEPS = Workers("steps", available_cpus())  # of all models
 
 
 def as_numbers(name: str, given: Any) -> np.ndarray:
@@ -65,8 +63,8 @@ class StepEngine:
         self._session = session
         #: Memories that no step uses now. What a session keeps with a memory makes the next step in it cheap.
         self._idle: list[Memory] = []
-        #: Counts the steps that run or wait.
-        self.admission = Admission(settings, state_bytes=row_bytes(session.state))
+        #: What requests hold of it.
+        self.places = Places(settings, state_bytes=row_bytes(session.state))
         self._running = 0
         self._steps = 0
         self._tokens = 0
@@ -75,31 +73,30 @@ class StepEngine:
     @property
     def alive(self) -> bool:
         """Whether it computes steps; False once it is stopped."""
-        return not self.admission.closed
+        return not self.places.closed
 
     def start(self) -> None:
         """Does nothing: it has no thread of its own."""
 
     def stop(self, *, within: float) -> None:
         """Refuses further steps; those that run come to their end."""
-        self.admission.closed = True
+        self.places.closed = True
 
     async def step(
-        self, inputs: Mapping[str, Any], state: StreamState, tenant: str
+        self, inputs: Mapping[str, Any], state: StreamState
     ) -> tuple[Arrays, StreamState, StepInputs]:
         """Outputs by name, the stream after the step, and what was fed; `state` stays as it was.
 
         inputs: arrays or nested lists, with a batch of one. Raises StreamError for inputs that do not fit or
-        whose numbers overflow, and what `Admission.reserve` raises.
+        whose numbers overflow. The caller holds a place (`places`).
         """
-        with self.admission.reserve(1, tenant, states=1):
-            self._running += 1
-            began = time.monotonic()
-            try:
-                outputs, after, fed = await STEPS.run(tenant, self._stepped, inputs, state)
-            finally:
-                self._running -= 1
-                self._seconds += time.monotonic() - began
+        self._running += 1
+        began = time.monotonic()
+        try:
+            outputs, after, fed = await asyncio.to_thread(self._stepped, inputs, state)
+        finally:
+            self._running -= 1
+            self._seconds += time.monotonic() - began
         self._steps += 1
         self._tokens += len(fed)
         return outputs, after, fed

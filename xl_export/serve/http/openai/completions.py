@@ -15,15 +15,14 @@ import numpy as np
 from starlette.responses import Response
 
 from runtimes.base.errors import UserError
-from xl_export.serve.core.admission import Reservation
 from xl_export.serve.core.task import Answer, Delivery, Drawing, Drawn, Ended, Fed, Likeliest, Task
 from xl_export.serve.http.base.bridge import Inbox
-from xl_export.serve.http.base.encoding import CONTEXT, TokenTexts, json_steps
+from xl_export.serve.http.base.encoding import CONTEXT, TokenTexts, to_json
 from xl_export.serve.http.base.endpoint import Endpoints, doc
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
 from xl_export.serve.http.base.exchange import DONE, END, EVENT, Exchange, event, of_json
 from xl_export.serve.http.base.server import Model
-from xl_export.serve.http.base.workers import Steps, aside, size_of
+from xl_export.serve.http.base.workers import off_loop, size_of
 from xl_export.serve.http.openai.plan import CompletionBody, Plan, plan_of
 
 REASONS = {"end": "stop", "stop": "stop", "length": "length"}
@@ -106,13 +105,13 @@ class CompletionEvent(CompletionFacts, total=False):
 
 
 @ENDPOINTS.add(
-    "POST", "/v1/completions", queue="people", answer=Completions, event=CompletionEvent, refused=(404, 503)
+    "POST", "/v1/completions", queued=True, answer=Completions, event=CompletionEvent, refused=(404, 503)
 )
 async def completions(exchange: Exchange, body: CompletionBody) -> Response | None:
     """Continues texts."""
     server = exchange.server
     model = server.model(body.model)
-    plan = await exchange.aside(plan_of, body, model.session, server.limits)
+    plan = await exchange.off_loop(plan_of, body, model.session, server.limits)
     return await Completion(plan, model, exchange).run()
 
 
@@ -129,13 +128,12 @@ class _Prompt:
     #: Tokens so far.
     fed: int = 0
 
-    def score(self, fed: Fed) -> Steps[None]:
+    def score(self, fed: Fed) -> None:
         """Notes the log-probabilities of a piece that was fed."""
         if self.log_probs is not None and fed.log_probs is not None:
             tokens = self.tokens[self.fed : self.fed + fed.count].tolist()
             for at, (token, log_prob) in enumerate(zip(tokens, fed.log_probs.tolist(), strict=True)):
                 self.log_probs.add(token, log_prob, fed.likeliest, at)
-                yield
 
 
 @dataclass(eq=False)
@@ -176,7 +174,7 @@ class Completion:
         self._exchange = exchange
         # Sends an event at once; False if the client would have to be waited for.
         self._write = exchange.wire.write
-        self._tenant = exchange.tenant.name
+        self._owner = exchange.owner
         self._facts = {
             "id": f"cmpl-{exchange.id}",
             "object": "text_completion",
@@ -207,21 +205,16 @@ class Completion:
         #: What each task feeds, and what it draws, if it does.
         self._tasks: dict[Task, tuple[_Prompt, _Choice | None]] = {}
         self._cached = 0  # tokens of prompts
-        self._reserved: Reservation | None = None  # of all tasks, if there are several
         self._ready = bytearray()  # events that have not been sent
 
     async def run(self) -> Response | None:
         """Submits the tasks and sends events, or returns the whole answer."""
         exchange = self._exchange
         plan = self._plan
-        with self._model.inbox() as inbox:
+        # A prompt with several choices is fed by a task of its own, whose state they begin with.
+        states = len(self._prompts) if plan.best_of > 1 else 0
+        with self._model.tasks.places.take(len(self._choices), states), self._model.inbox() as inbox:
             try:
-                count = len(self._prompts)
-                if plan.best_of > 1:  # such a prompt is fed by a task of its own
-                    tasks = count * (plan.best_of + 1)
-                    self._reserved = inbox.reserve(tasks, self._tenant, states=count)
-                elif count > 1:
-                    self._reserved = inbox.reserve(count, self._tenant)
                 for prompt in self._prompts:
                     self._submit_prompt(inbox, prompt)
                 while inbox.running:
@@ -242,7 +235,7 @@ class Completion:
                 shown = plan.prompt_tokens if plan.echo else 0
                 size = size_of(shown + self._drawn, plan.log_probs)
                 document = {**self._facts, "choices": self._best(), "usage": self._usage()}
-                return of_json(await aside(size, self._tenant, json_steps, document))
+                return of_json(await off_loop(size, to_json, document))
             finally:
                 exchange.note.update(
                     model=self._model.name,
@@ -261,10 +254,10 @@ class Completion:
             top=self._top if choice is not None or scores else 0,
             drawing=None if choice is None else self._drawing(choice),
             keep=choice is None,
-            tenant=self._tenant,
+            owner=self._owner,
         )
         self._tasks[task] = prompt, choice
-        inbox.submit(task, self._reserved)
+        inbox.submit(task)
 
     async def _submit_choices(self, inbox: Inbox, prompt: _Prompt, ended: Ended) -> None:
         """The choices of a prompt that has been fed."""
@@ -279,10 +272,10 @@ class Completion:
                 state=ended.state,
                 top=self._top,
                 drawing=drawing,
-                tenant=self._tenant,
+                owner=self._owner,
             )
             self._tasks[task] = prompt, choice
-            inbox.submit(task, self._reserved)
+            inbox.submit(task)
 
     def _drawing(self, choice: _Choice) -> Drawing | None:
         drawing = self._plan.drawing
@@ -307,7 +300,7 @@ class Completion:
             if type(answer) is Fed:
                 if prompt.log_probs is not None:
                     size = size_of(answer.count, self._plan.log_probs)
-                    await aside(size, self._tenant, prompt.score, answer)
+                    await off_loop(size, prompt.score, answer)
                 prompt.fed += answer.count
                 self._cached += answer.cached
             elif type(answer) is Drawn and choice is not None:
@@ -329,13 +322,12 @@ class Completion:
         choice.begun = True
         if self._plan.echo and self._plan.stream:
             size = size_of(len(choice.prompt.tokens), self._plan.log_probs)
-            self._ready += await aside(size, self._tenant, self._repeated, choice)
+            self._ready += await off_loop(size, self._repeated, choice)
 
-    def _repeated(self, choice: _Choice) -> Steps[bytes]:
+    def _repeated(self, choice: _Choice) -> bytes:
         prompt = choice.prompt
         log_probs = None if prompt.log_probs is None else prompt.log_probs.all()
-        document = self._document(choice, prompt.text, log_probs)
-        return EVENT + (yield from json_steps(document)) + END
+        return event(self._document(choice, prompt.text, log_probs))
 
     def _draw(self, choice: _Choice, write: Callable[[bytes], bool], drawn: Drawn) -> bool:
         """One more token: an event, or nothing if its text is not complete yet. False, and nothing has

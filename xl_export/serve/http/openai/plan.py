@@ -13,14 +13,13 @@ import numpy as np
 from runtimes.base.errors import UserError
 from runtimes.contract.sampling import SETTINGS
 from runtimes.contract.session import Session
-from runtimes.contract.vocabulary import Vocab
+from runtimes.contract.vocabulary import Vocab, token_texts
 from runtimes.tasks.generate import refuse_empty_stops
 from xl_export.serve.core.task import Drawing
-from xl_export.serve.http.base.encoding import encoding, texts_of
+from xl_export.serve.http.base.encoding import encoding
 from xl_export.serve.http.base.endpoint import doc
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.limits import Limits, refuse_long_answer, refuse_outside
-from xl_export.serve.http.base.workers import Steps
 
 MOST_LIKELIEST = 20  # tokens for each one
 MOST_STOPS = 16
@@ -128,8 +127,8 @@ class Plan:
     each_usage: bool
 
 
-def plan_of(body: CompletionBody, session: Session, limits: Limits) -> Steps[Plan]:
-    """The plan of a request, in steps; raises RefusedError, with the field, for what cannot be served."""
+def plan_of(body: CompletionBody, session: Session, limits: Limits) -> Plan:
+    """The plan of a request; raises RefusedError, with the field, for what cannot be served."""
     vocab = session.vocab
     if body.suffix:
         raise RefusedError(
@@ -174,9 +173,7 @@ def plan_of(body: CompletionBody, session: Session, limits: Limits) -> Steps[Pla
     prompts: list[np.ndarray] = []
     tokens = 0
     for number, prompt in enumerate(listed):
-        found = yield from encoding(
-            vocab, prompt, what=f"prompt {number}", param="prompt", limits=limits, before=tokens
-        )
+        found = encoding(vocab, prompt, what=f"prompt {number}", param="prompt", limits=limits, before=tokens)
         prompts.append(found)
         tokens += len(found)
     # Tokens in memory at once: prompts with log-probabilities, and choices that are not streamed.
@@ -189,7 +186,7 @@ def plan_of(body: CompletionBody, session: Session, limits: Limits) -> Steps[Pla
         if isinstance(prompt, str):
             texts[number] = prompt
         else:
-            texts[number] = "".join((yield from texts_of(vocab, prompts[number])))
+            texts[number] = "".join(token_texts(vocab, prompts[number].tolist()))
     return Plan(
         prompts=prompts,
         texts=texts,

@@ -5,10 +5,8 @@ The texts wait behind the requests of people. A context is fed once for all text
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
@@ -16,23 +14,20 @@ import numpy as np
 from starlette.responses import Response
 
 from runtimes.base.errors import UserError
-from runtimes.contract.vocabulary import Vocab
+from runtimes.contract.vocabulary import Vocab, token_texts
 from runtimes.tasks.text_rows import Context, Reader, Row, TextToScore, tokens_around
-from xl_export.serve.core.admission import Busy, Reservation
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Ended, Fed, Task
-from xl_export.serve.http.base.bridge import Inbox
-from xl_export.serve.http.base.encoding import json_steps, texts_of
+from xl_export.serve.http.base.encoding import to_json
 from xl_export.serve.http.base.endpoint import Endpoints, doc
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
 from xl_export.serve.http.base.exchange import Exchange, of_json
 from xl_export.serve.http.base.limits import Limits, refuse_long_prompt
 from xl_export.serve.http.base.server import Model
-from xl_export.serve.http.base.workers import Steps, aside, size_of
+from xl_export.serve.http.base.workers import off_loop, size_of
 from xl_export.serve.http.openai.completions import Usage, usage
 
-AT_ONCE = 64  # texts of one request that the engine has at once
-AGAIN = 0.05  # seconds until a full queue is asked again
+AT_ONCE = 32  # texts of one request that the engine has at once
 ENDPOINTS = Endpoints()
 
 
@@ -96,17 +91,17 @@ class Scores(TypedDict):
     usage: Annotated[Usage, doc("How many tokens the request has had.")]
 
 
-@ENDPOINTS.add("POST", "/v1/score", queue="bulk", answer=Scores, refused=(404, 503))
+@ENDPOINTS.add("POST", "/v1/score", queued=True, answer=Scores, refused=(404, 503))
 async def score(exchange: Exchange, body: ScoreBody) -> Response:
     """The log-probability of each text."""
     server = exchange.server
     model = server.model(body.model)
-    rows = await exchange.aside(rows_of, body, model.session.vocab, server.limits)
+    rows = await exchange.off_loop(rows_of, body, model.session.vocab, server.limits)
     return await Scoring(rows, body.tokens, model, exchange).run()
 
 
-def rows_of(body: ScoreBody, vocab: Vocab, limits: Limits) -> Steps[list[Row]]:
-    """The texts as tokens, in steps; raises RefusedError for what cannot be scored."""
+def rows_of(body: ScoreBody, vocab: Vocab, limits: Limits) -> list[Row]:
+    """The texts as tokens; raises RefusedError for what cannot be scored."""
     if not 1 <= len(body.texts) <= limits.texts:
         raise RefusedError(f"there are {len(body.texts)} texts; expected 1 to {limits.texts}.", param="texts")
     try:
@@ -123,7 +118,6 @@ def rows_of(body: ScoreBody, vocab: Vocab, limits: Limits) -> Steps[list[Row]]:
             tokens += len(row.stream) + (0 if row.context in contexts else len(row.context.fed))
             contexts.add(row.context)
             refuse_long_prompt(limits, tokens, "texts")
-            yield
     except UserError as error:
         raise RefusedError(str(error), param="texts") from error
     return rows
@@ -137,30 +131,24 @@ class Scoring:
         self._each = each
         self._model = model
         self._exchange = exchange
-        self._tenant = exchange.tenant.name
+        self._owner = exchange.owner
         self._found: dict[int, list[np.ndarray]] = {index: [] for index in range(len(rows))}
         self._texts: dict[Task, int] = {}  # the row that each task scores
-        self._contexts: dict[Task, _Context] = {}  # the context that each task feeds or follows
+        self._contexts: dict[Task, list[int]] = {}  # the rows that follow what a task feeds
         self._tokens = 0
 
     async def run(self) -> Response:
         """Submits the texts, some at a time; all scores at the end."""
         waiting = list(self._first_tasks())[::-1]
-        begun = False
-        with self._model.inbox() as inbox:
+        places = self._model.tasks.places
+        contexts = len(self._contexts)
+        # Texts that follow a context come before the next context. So there are never more states of contexts
+        # than tasks at once.
+        at_once = min(AT_ONCE, len(self._rows), places.most, places.most_states if contexts else AT_ONCE)
+        with places.take(at_once, min(contexts, at_once)), self._model.inbox() as inbox:
             while waiting or inbox.running:
-                while waiting and len(inbox.running) < AT_ONCE:
-                    try:
-                        self._submit(inbox, waiting[-1])
-                    except Busy:
-                        if not begun:
-                            raise
-                        break  # what was done would be lost; the rest waits for a place
-                    waiting.pop()
-                    begun = True
-                if not inbox.running:
-                    await asyncio.sleep(AGAIN)
-                    continue
+                while waiting and len(inbox.running) < at_once:
+                    inbox.submit(waiting.pop())
                 for task, answers in await inbox.get():
                     for answer in answers:
                         if type(answer) is Fed and answer.log_probs is not None:
@@ -170,26 +158,19 @@ class Scoring:
                             waiting += self._after(task, answer.state)
         self._exchange.note.update(model=self._model.name, texts=len(self._rows), prompt_tokens=self._tokens)
         size = len(self._rows) + (size_of(self._tokens, 0) if self._each else 0)
-        return of_json(await aside(size, self._tenant, self._answer))
+        return of_json(await off_loop(size, self._answer))
 
-    def _answer(self) -> Steps[bytes]:
-        """The scores of all texts as JSON, one text after the other: with its tokens each may be large."""
+    def _answer(self) -> bytes:
+        """The scores of all texts as JSON."""
         vocab = self._model.session.vocab
-        encode = msgspec.json.encode
-        data = []
-        for index in range(len(self._rows)):
-            document = yield from self._document(index, vocab)
-            data.append((yield from json_steps(document)))
-        head = encode({"object": "list", "model": self._model.name})[:-1]
-        used = encode(usage(self._tokens, 0, 0))
-        return head + b',"data":[' + b",".join(data) + b'],"usage":' + used + b"}"
-
-    def _submit(self, inbox: Inbox, task: Task) -> None:
-        """Submits a task. The state of a context has its memory until all texts that follow it have ended."""
-        context = self._contexts.get(task)
-        if context is not None and context.memory is None:
-            context.memory = inbox.reserve(0, self._tenant, states=1)
-        inbox.submit(task, None if context is None else context.memory)
+        return to_json(
+            {
+                "object": "list",
+                "model": self._model.name,
+                "data": [self._document(index, vocab) for index in range(len(self._rows))],
+                "usage": usage(self._tokens, 0, 0),
+            }
+        )
 
     def _first_tasks(self) -> Iterator[Task]:
         """The texts without context, and a task for each context."""
@@ -199,8 +180,8 @@ class Scoring:
                 groups[row.context].append(index)
         for context, rows in groups.items():
             if len(context.fed):
-                task = Task(tokens=context.fed, keep=True, cached=False, tenant=self._tenant, bulk=True)
-                self._contexts[task] = _Context(rows)
+                task = Task(tokens=context.fed, keep=True, cached=False, owner=self._owner)
+                self._contexts[task] = rows
                 self._tokens += len(context.fed)
                 yield task
             else:
@@ -208,28 +189,21 @@ class Scoring:
 
     def _after(self, task: Task, state: StreamState | None) -> list[Task]:
         """Notes that a task has ended; the tasks of the texts that follow it, if it has fed a context."""
-        context = self._contexts.pop(task, None)
-        if task not in self._texts:
-            assert context is not None, "a task scores a text or feeds a context"
-            assert state is not None, "the task that fed a context keeps its state"
-            after = [self._task(index, state) for index in context.rows]
-            self._contexts |= dict.fromkeys(after, context)
-            return after
-        index = self._texts.pop(task)
-        if context is not None:
-            context.rows.remove(index)
-            if not context.rows and context.memory is not None:
-                context.memory.release()
-        return []
+        rows = self._contexts.pop(task, None)
+        if rows is None:
+            del self._texts[task]
+            return []
+        assert state is not None, "the task that fed a context keeps its state"
+        return [self._task(index, state) for index in rows]
 
     def _task(self, index: int, state: StreamState | None) -> Task:
         stream = self._rows[index].stream
         self._tokens += len(stream)
-        task = Task(tokens=stream, state=state, score=True, tenant=self._tenant, bulk=True)
+        task = Task(tokens=stream, state=state, score=True, owner=self._owner)
         self._texts[task] = index
         return task
 
-    def _document(self, index: int, vocab: Vocab) -> Steps[dict[str, Any]]:
+    def _document(self, index: int, vocab: Vocab) -> dict[str, Any]:
         """The score of one text, under the names of `xl-export score --json`."""
         row = self._rows[index]
         # The first token of a stream is what the text is predicted from; it is not scored itself.
@@ -245,23 +219,12 @@ class Scoring:
         }
         if self._each:
             ids = row.targets.tolist()
-            texts = yield from texts_of(vocab, ids)
+            texts = token_texts(vocab, ids)
             document["token_log_probs"] = [
                 {"id": token, "text": text, "log_prob": log_prob}
                 for token, text, log_prob in zip(ids, texts, log_probs.tolist(), strict=False)
             ]
-        yield
         return document
-
-
-@dataclass
-class _Context:
-    """A context that several texts may share."""
-
-    #: The texts that follow it and have not ended.
-    rows: list[int]
-    #: The memory of its state.
-    memory: Reservation | None = None
 
 
 def _text(text: str | list[int] | ScoredText, number: int) -> TextToScore:

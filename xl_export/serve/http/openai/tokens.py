@@ -9,12 +9,11 @@ from starlette.responses import Response
 
 from runtimes.base.errors import UserError
 from runtimes.contract.checks import checked_ids
-from runtimes.contract.vocabulary import Vocab, decode
-from xl_export.serve.http.base.encoding import encoding, json_steps, texts_of
+from runtimes.contract.vocabulary import Vocab, decode, token_texts
+from xl_export.serve.http.base.encoding import encoding, to_json
 from xl_export.serve.http.base.endpoint import Endpoints, doc
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.exchange import Exchange, json, of_json
-from xl_export.serve.http.base.workers import Steps
 
 ENDPOINTS = Endpoints()
 
@@ -82,14 +81,14 @@ async def tokenize(exchange: Exchange, body: TokenizeBody) -> Response:
     """The ids of a text."""
     server = exchange.server
     vocab = server.model(body.model).session.vocab
-    return of_json(await exchange.aside(tokenized, vocab, body, server.limits.prompt_tokens))
+    return of_json(await exchange.off_loop(tokenized, vocab, body, server.limits.prompt_tokens))
 
 
 @ENDPOINTS.add("POST", "/detokenize", answer=Detokenized, refused=(404, 503))
 async def detokenize(exchange: Exchange, body: DetokenizeBody) -> Response:
     """The text of ids."""
     vocab = exchange.server.model(body.model).session.vocab
-    return of_json(await exchange.aside(detokenized, vocab, body.tokens))
+    return of_json(await exchange.off_loop(detokenized, vocab, body.tokens))
 
 
 @ENDPOINTS.add("GET", "/tokenizer_info", query=("model",), answer=TokenizerInfo, refused=(404, 503))
@@ -100,26 +99,25 @@ async def info(exchange: Exchange) -> Response:
     return json(tokenizer_info(vocab, server.limits.prompt_tokens))
 
 
-def tokenized(vocab: Vocab, body: TokenizeBody, most: int) -> Steps[bytes]:
+def tokenized(vocab: Vocab, body: TokenizeBody, most: int) -> bytes:
     """The ids of a text, and their own texts if they are asked for: a `Tokenized` as JSON."""
     ids: list[int] = []
     if body.prompt:
-        ids = (yield from encoding(vocab, body.prompt, what="prompt", param="prompt")).tolist()
+        ids = encoding(vocab, body.prompt, what="prompt", param="prompt").tolist()
     strings: list[str] | None = None
     if body.return_token_strs:
-        strings = yield from texts_of(vocab, ids)
+        strings = token_texts(vocab, ids)
     document = {"count": len(ids), "max_model_len": most, "tokens": ids, "token_strs": strings}
-    return (yield from json_steps(document))
+    return to_json(document)
 
 
-def detokenized(vocab: Vocab, tokens: list[int]) -> Steps[bytes]:
+def detokenized(vocab: Vocab, tokens: list[int]) -> bytes:
     """The text of ids: a `Detokenized` as JSON."""
     try:
         ids = checked_ids(tokens, vocab.size, what="tokens").tolist()
     except UserError as error:
         raise RefusedError(str(error), param="tokens") from error
-    texts = yield from texts_of(vocab, ids)
-    return msgspec.json.encode({"prompt": "".join(texts)})
+    return to_json({"prompt": "".join(token_texts(vocab, ids))})
 
 
 def tokenizer_info(vocab: Vocab, most: int) -> dict[str, Any]:

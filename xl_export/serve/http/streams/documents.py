@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from runtimes.base.errors import ArtefactError
-from runtimes.base.tensors_file import LENGTH_BYTES, tensors_in_bytes, write_tensors
+from runtimes.base.tensors_file import tensors_in_bytes, write_tensors
 from runtimes.contract.vocabulary import Vocab
 from xl_export.serve.core.task import Drawn, Ended, Fed, Likeliest, Reason
 from xl_export.serve.http.base.encoding import CONTEXT, TokenTexts, encoding
@@ -22,10 +22,8 @@ from xl_export.serve.http.base.limits import (
     Limits,
     decoded,
     refuse_long_answer,
-    refuse_many_values,
     refuse_outside,
 )
-from xl_export.serve.http.base.workers import Steps
 from xl_export.serve.http.openai.plan import DEFAULT_TOKENS, MOST_LIKELIEST, SamplingFields
 from xl_export.serve.streams.index import Stream
 
@@ -92,12 +90,10 @@ class StepBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     position: Position = None
 
 
-def step_body(body: bytearray, headers: Mapping[str, str], limits: Limits) -> Steps[StepBody]:
+def step_body(body: bytearray, headers: Mapping[str, str], limits: Limits) -> StepBody:
     """The body of a step, in JSON or as a file of safetensors, whose metadata may have the position."""
     if headers.get("content-type") != SAFETENSORS:
-        return (yield from decoded(body, StepBody, limits))
-    header = body[LENGTH_BYTES : LENGTH_BYTES + int.from_bytes(body[:LENGTH_BYTES], "little")]
-    yield from refuse_many_values(header, limits)
+        return decoded(body, StepBody)
     try:
         arrays, texts = tensors_in_bytes(body, Path("the body"))
     except ArtefactError as error:
@@ -112,9 +108,8 @@ def step_body(body: bytearray, headers: Mapping[str, str], limits: Limits) -> St
     return StepBody(inputs=inputs, position=None if position is None else int(position))
 
 
-def step_answer(document: dict[str, Any]) -> Steps[bytes]:
+def step_answer(document: dict[str, Any]) -> bytes:
     """The answer to a step as a file of safetensors; its metadata has what is no array, in JSON."""
-    yield
     file = io.BytesIO()
     texts = {
         name: msgspec.json.encode(value).decode() for name, value in document.items() if name != "outputs"
@@ -141,9 +136,7 @@ class ElsewhereError(RefusedError):
         return {"error": {**super().document()["error"], "position": self._position}}
 
 
-def tokens_of(
-    body: Fields | ContinueBody, vocab: Vocab, limits: Limits, *, needed: bool
-) -> Steps[np.ndarray]:
+def tokens_of(body: Fields | ContinueBody, vocab: Vocab, limits: Limits, *, needed: bool) -> np.ndarray:
     """The token ids int64 [N] that are appended; raises RefusedError for what cannot be appended."""
     if body.text is not None and body.tokens is not None:
         raise RefusedError("text and tokens are both given; leave one of them out.", param="tokens")
@@ -161,7 +154,7 @@ def tokens_of(
             )
         return np.empty(0, np.int64)
     name = "tokens" if body.text is None else "text"
-    tokens = yield from encoding(vocab, given, what=name, param=name, limits=limits)
+    tokens = encoding(vocab, given, what=name, param=name, limits=limits)
     drawn = body.max_tokens if isinstance(body, ContinueBody) and not body.stream else 0
     if body.alternatives:
         refuse_long_answer(limits, len(tokens) + drawn, body.alternatives, "alternatives")
@@ -342,14 +335,13 @@ class TokenReport:
         self.total_bits = 0.0
         self.count = 0
 
-    def feed(self, fed: Fed) -> Steps[None]:
-        """The next piece of the tokens was fed; in steps."""
+    def feed(self, fed: Fed) -> None:
+        """The next piece of the tokens was fed."""
         piece = self._to_feed[: fed.count].tolist()
         self._to_feed = self._to_feed[fed.count :]
         known = [math.nan] * fed.count if fed.log_probs is None else fed.log_probs.tolist()
         for at, (token, log_prob) in enumerate(zip(piece, known, strict=True)):
             self._add(token, log_prob, fed.likeliest, at)
-            yield
         self._appended += fed.count
 
     def draw(self, answer: Drawn | Ended) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 from collections.abc import Coroutine
@@ -12,13 +13,13 @@ from typing import Any, BinaryIO
 from starlette.responses import Response
 
 from runtimes.base.errors import UserError
-from xl_export.serve.http.base.encoding import json_steps
+from xl_export.serve.http.base.encoding import to_json
 from xl_export.serve.http.base.endpoint import Endpoints
 from xl_export.serve.http.base.errors import RefusedError, refusal_of
 from xl_export.serve.http.base.exchange import END, EVENT, Exchange, json, of_json
 from xl_export.serve.http.base.limits import too_large
 from xl_export.serve.http.base.server import Model
-from xl_export.serve.http.base.workers import DISK, SHORT_WORK, Steps, aside
+from xl_export.serve.http.base.workers import off_loop, on_disk
 from xl_export.serve.http.streams.documents import (
     SAFETENSORS,
     AppendBody,
@@ -53,7 +54,7 @@ ENDPOINTS = Endpoints()
 @ENDPOINTS.add(
     "POST",
     "/v1/streams",
-    queue="people",
+    queued=True,
     answer=AppendResult | CreateResult,
     status=201,
     link=("id", "/stream/id"),
@@ -65,7 +66,7 @@ async def create(exchange: Exchange, body: CreateBody) -> Response:
     return await _done(work, work.create(body), status=201)
 
 
-@ENDPOINTS.add("POST", f"{ONE}/append", queue="people", answer=AppendResult, refused=WRITES)
+@ENDPOINTS.add("POST", f"{ONE}/append", queued=True, answer=AppendResult, refused=WRITES)
 async def append(exchange: Exchange, body: AppendBody) -> Response:
     """Appends to a stream and returns the surprisal of each token."""
     work, name = _found(exchange)
@@ -75,7 +76,7 @@ async def append(exchange: Exchange, body: AppendBody) -> Response:
 @ENDPOINTS.add(
     "POST",
     f"{ONE}/continue",
-    queue="people",
+    queued=True,
     answer=ContinueResult,
     event=ContinueChunk,
     last_event=ContinueResult,
@@ -88,7 +89,7 @@ async def continue_(exchange: Exchange, body: ContinueBody) -> Response | None:
         return await _done(work, work.continue_(name, body))
 
     async def each(document: dict[str, Any]) -> None:
-        await exchange.events(EVENT + await encoded(document, work.tenant) + END)
+        await exchange.events(EVENT + await encoded(document) + END)
 
     await each(await work.lasting(work.continue_(name, body, each)))
     await exchange.end()
@@ -98,7 +99,7 @@ async def continue_(exchange: Exchange, body: ContinueBody) -> Response | None:
 @ENDPOINTS.add(
     "POST",
     f"{ONE}/step",
-    queue="people",
+    queued=True,
     reads=step_body,
     form=SAFETENSORS,
     answer=StepResult,
@@ -112,7 +113,7 @@ async def step(exchange: Exchange, body: StepBody) -> Response:
         return await _done(work, operation)
     document = await work.lasting(operation)
     size = sum(array.nbytes for array in document["outputs"].values())
-    return Response(await aside(size, work.tenant, step_answer, document), media_type=SAFETENSORS)
+    return Response(await off_loop(size, step_answer, document), media_type=SAFETENSORS)
 
 
 @ENDPOINTS.add("POST", f"{ONE}/cancel", answer=CancelledStream, refused=(404, 503))
@@ -123,7 +124,7 @@ async def cancel(exchange: Exchange) -> Response:
     and the stream stays as it was.
     """
     name = exchange.params["id"]
-    end = found(exchange.server, name, exchange.tenant.name).cancels.get(name)
+    end = found(exchange.server, name, exchange.owner).cancels.get(name)
     if end is not None:
         end()
     return json({"id": name, "object": "stream.cancel", "cancelled": end is not None})
@@ -157,33 +158,31 @@ async def list_all(exchange: Exchange) -> Response:
     Of one model if `model` is given, and otherwise also of artefacts that are not served.
     """
     server = exchange.server
-    tenant = exchange.tenant.name
+    owner = exchange.owner
     wanted = exchange.query.get("model")
     stores: dict[StreamStore, str] = {}  # models of one artefact share one
     for model in [server.model(wanted)] if wanted else server.models.values():
         stores.setdefault(model.store, model.name)
     others = [] if wanted else server.unserved_streams()
 
-    def listed() -> Steps[bytes]:
+    def listed() -> bytes:
         found = []
         for store, name in stores.items():
-            found += [stream_document(stream, name) for stream in store.list(tenant)]
-            yield
+            found += [stream_document(stream, name) for stream in store.list(owner)]
         for holds in others:
-            found += [stream_document(stream, artefact=holds.identity) for stream in holds.list(tenant)]
-            yield
-        return (yield from json_steps({"object": "list", "data": found}))
+            found += [stream_document(stream, artefact=holds.identity) for stream in holds.list(owner)]
+        return to_json({"object": "list", "data": found})
 
-    return of_json(await SHORT_WORK.run(tenant, listed))  # there may be ten thousand
+    return of_json(await asyncio.to_thread(listed))  # there may be ten thousand
 
 
 @ENDPOINTS.add("GET", ONE, answer=StreamDocument, refused=(404, 410, 503))
 async def facts(exchange: Exchange) -> Response:
     """A stream as it is now."""
     name = exchange.params["id"]
-    tenant = exchange.tenant.name
-    holds, model = holder(exchange.server, name, tenant)
-    stream = holds.find(name, tenant)
+    owner = exchange.owner
+    holds, model = holder(exchange.server, name, owner)
+    stream = holds.find(name, owner)
     if model is None:
         return json(stream_document(stream, artefact=holds.identity))
     return json(stream_document(stream, model.name))
@@ -193,9 +192,9 @@ async def facts(exchange: Exchange) -> Response:
 async def delete(exchange: Exchange) -> Response:
     """Deletes a stream."""
     name = exchange.params["id"]
-    tenant = exchange.tenant.name
-    holds, _ = holder(exchange.server, name, tenant)
-    await DISK.run(tenant, holds.delete, name, tenant)
+    owner = exchange.owner
+    holds, _ = holder(exchange.server, name, owner)
+    await on_disk(holds.delete, name, owner)
     return json(deleted_document(name))
 
 
@@ -203,11 +202,11 @@ async def delete(exchange: Exchange) -> Response:
 async def snapshot(exchange: Exchange) -> None:
     """The stream as a signed file."""
     name = exchange.params["id"]
-    tenant = exchange.tenant.name
-    holds, model = holder(exchange.server, name, tenant)
+    owner = exchange.owner
+    holds, model = holder(exchange.server, name, owner)
     file: BinaryIO
     if model is None:
-        file = await DISK.run(tenant, holds.open_snapshot, name, tenant)
+        file = await on_disk(holds.open_snapshot, name, owner)
     else:
         work = _work(exchange, model)
         file = await work.lasting(work.snapshot(name))
@@ -219,7 +218,7 @@ async def snapshot(exchange: Exchange) -> None:
             "cache-control": "no-store",
         }
         await exchange.start([(key.encode(), value.encode()) for key, value in headers.items()])
-        while block := await DISK.run(tenant, file.read, BLOCK):
+        while block := await on_disk(file.read, BLOCK):
             await exchange.events(block)
     await exchange.end(b"")
 
@@ -238,33 +237,33 @@ async def snapshot(exchange: Exchange) -> None:
 async def restore(exchange: Exchange) -> Response:
     """A new stream from a snapshot."""
     model = exchange.server.model(exchange.query.get("model"))
-    tenant = exchange.tenant.name
+    owner = exchange.owner
     with contextlib.ExitStack() as stack:
         try:
-            upload = stack.enter_context(model.store.receiving(tenant))
+            upload = stack.enter_context(model.store.receiving(owner))
         except UserError as error:  # the body is not read, so the connection ends
             refusal = refusal_of(error)
             refusal.closes = True
             raise refusal from error
         await _receive(exchange, upload.path, most_snapshot_bytes(model.session))
-        stream = await DISK.run(tenant, model.store.restore, upload, tenant)
+        stream = await on_disk(model.store.restore, upload, owner)
     return json(stream_document(stream, model.name), 201)
 
 
 def _work(exchange: Exchange, model: Model) -> StreamWork:
-    return StreamWork(model, exchange.tenant.name, exchange.server.limits)
+    return StreamWork(model, exchange.owner, exchange.server.limits)
 
 
 def _found(exchange: Exchange) -> tuple[StreamWork, str]:
     """The work on the stream that the path names, and its name."""
     name = exchange.params["id"]
-    model = found(exchange.server, name, exchange.tenant.name)
+    model = found(exchange.server, name, exchange.owner)
     return _work(exchange, model), name
 
 
 async def _done(work: StreamWork, operation: Coroutine[Any, Any, Document], *, status: int = 200) -> Response:
     """The answer to an operation, when it has ended."""
-    return of_json(await encoded(await work.lasting(operation), work.tenant), status)
+    return of_json(await encoded(await work.lasting(operation)), status)
 
 
 async def _receive(exchange: Exchange, path: Path, most: int) -> None:
@@ -275,7 +274,7 @@ async def _receive(exchange: Exchange, path: Path, most: int) -> None:
         with open(path, "xb") as file:
             while exchange.more_body:
                 part = await exchange.part(most, seconds, larger)
-                await DISK.run(exchange.tenant.name, file.write, part)
+                await on_disk(file.write, part)
     except OSError as error:
         raise RefusedError(
             f"the server could not write the snapshot ({error.strerror}); ask its operator for space.",

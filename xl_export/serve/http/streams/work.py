@@ -13,11 +13,11 @@ from runtimes.base.errors import StreamError
 from runtimes.contract.session import is_language_model
 from xl_export.serve.core.state import StreamState, most_rewound, rewound
 from xl_export.serve.core.task import Ended, Fed, Task
-from xl_export.serve.http.base.encoding import json_steps, to_json
+from xl_export.serve.http.base.encoding import to_json
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
 from xl_export.serve.http.base.limits import Limits, refuse_outside
 from xl_export.serve.http.base.server import Model, Server
-from xl_export.serve.http.base.workers import DISK, INLINE, aside, background, size_of
+from xl_export.serve.http.base.workers import background, off_loop, on_disk, size_of
 from xl_export.serve.http.openai.plan import drawing_of
 from xl_export.serve.http.streams.documents import (
     AppendBody,
@@ -48,9 +48,9 @@ class StreamWork:
     document has not happened, and neither has one that failed.
     """
 
-    def __init__(self, model: Model, tenant: str, limits: Limits) -> None:
+    def __init__(self, model: Model, owner: str, limits: Limits) -> None:
         self._model = model
-        self.tenant = tenant
+        self._owner = owner
         self._limits = limits
         self._store = model.store
         self._left = False
@@ -79,11 +79,11 @@ class StreamWork:
 
     async def create(self, body: CreateBody) -> Document:
         """Makes a stream, which has been fed the tokens of the body."""
-        with self._store.unwritten.one(self.tenant):
-            self._store.refuse_more(self.tenant)
+        with self._model.engine.places.take(states=1):
+            self._store.refuse_more(self._owner)
             state = StreamState.begin(self._model.session)
             if body.text is None and body.tokens is None and not is_language_model(self._model.session):
-                stream = await DISK.run(self.tenant, self._store.create, self.tenant, state)
+                stream = await on_disk(self._store.create, self._owner, state)
                 return {"object": "stream.create", "stream": self._document(stream, state)}
             tokens = await self._tokens(body, needed=False)
             report = self._report(body, tokens, tokens[:0])
@@ -93,10 +93,10 @@ class StreamWork:
                     score=body.surprisal,
                     top=body.alternatives,
                     keep=True,
-                    tenant=self.tenant,
+                    owner=self._owner,
                 )
                 state = whole(await self._perform(task, report))
-            stream = await DISK.run(self.tenant, self._store.create, self.tenant, state)
+            stream = await on_disk(self._store.create, self._owner, state)
         return self._result("append", stream, state, report)
 
     async def append(self, name: str, body: AppendBody) -> Document:
@@ -106,7 +106,7 @@ class StreamWork:
             before = await self._state(operation)
             report = self._report(body, tokens, before.tail)
             state = whole(await self._perform(self._appending(before, tokens, body.alternatives), report))
-            await DISK.run(self.tenant, operation.commit, state, appended=tokens)
+            await on_disk(operation.commit, state, appended=tokens)
             return self._result("append", operation.stream, state, report)
 
     async def continue_(self, name: str, body: ContinueBody, each: Each | None = None) -> Document:
@@ -133,13 +133,13 @@ class StreamWork:
                 top=body.alternatives,
                 drawing=drawing,
                 keep=True,
-                tenant=self.tenant,
+                owner=self._owner,
             )
             ended = await self._perform(task, report, each)
             state = ended.state if each is not None and ended.reason != "failed" else whole(ended)
             assert state is not None, "the task keeps its state"
             if state is not before:
-                await DISK.run(self.tenant, operation.commit, state)
+                await on_disk(operation.commit, state)
             more = {"finish_reason": ended.reason, "seed": drawing.seed, "text": report.take_text()}
             if ended.error:
                 more["error"] = ended.error
@@ -149,9 +149,9 @@ class StreamWork:
         """Computes one step of a stream whose model has named inputs; the outputs are arrays."""
         engine = self._model.steps
         with self._operation(name, position) as operation:
-            outputs, state, fed = await engine.step(inputs, await self._state(operation), self.tenant)
+            outputs, state, fed = await engine.step(inputs, await self._state(operation))
             self._refuse_left()
-            await DISK.run(self.tenant, operation.commit, state, appended=fed)
+            await on_disk(operation.commit, state, appended=fed)
             return {
                 "object": "stream.step",
                 "stream": self._document(operation.stream, state),
@@ -171,7 +171,7 @@ class StreamWork:
                 param="position",
             )
         try:
-            self._store.find(name, self.tenant)
+            self._store.find(name, self._owner)
         except NoStreamError:
             if not start:
                 raise RefusedError(
@@ -179,22 +179,22 @@ class StreamWork:
                     "replaced; send sequence_start with its first request.",
                     param="sequence_id",
                 ) from None
-            with self._store.unwritten.one(self.tenant):
-                self._store.refuse_more(self.tenant)
+            with self._model.engine.places.take(states=1):
+                self._store.refuse_more(self._owner)
                 begun = StreamState.begin(self._model.session)
-                outputs, state, _ = await engine.step(inputs, begun, self.tenant)
+                outputs, state, _ = await engine.step(inputs, begun)
                 self._refuse_left()
                 if not end:
-                    await DISK.run(self.tenant, self._store.create, self.tenant, state, name)
+                    await on_disk(self._store.create, self._owner, state, name)
         else:
             with self._operation(name, None if start else position) as operation:
                 before = StreamState.begin(self._model.session) if start else await self._state(operation)
-                outputs, state, fed = await engine.step(inputs, before, self.tenant)
+                outputs, state, fed = await engine.step(inputs, before)
                 self._refuse_left()
                 if end:
-                    await DISK.run(self.tenant, self._store.remove, operation)
+                    await on_disk(self._store.remove, operation)
                 else:
-                    await DISK.run(self.tenant, operation.commit, state, appended=None if start else fed)
+                    await on_disk(operation.commit, state, appended=None if start else fed)
         return {"position": state.position, "outputs": outputs}
 
     async def rewind(self, name: str, count: int) -> Document:
@@ -210,30 +210,30 @@ class StreamWork:
             except StreamError as error:
                 raise RefusedError(str(error), param="tokens", code="too_far_back") from error
             if len(last):
-                task = Task(tokens=last, state=before, keep=True, tenant=self.tenant)
+                task = Task(tokens=last, state=before, keep=True, owner=self._owner)
                 before = whole(await self._perform(task))
-            await DISK.run(self.tenant, operation.commit, before)
+            await on_disk(operation.commit, before)
             return self._document(operation.stream, before)
 
     async def fork(self, name: str) -> Document:
         """Makes a second stream in the state of the first."""
-        return self._document(await DISK.run(self.tenant, self._store.fork, name, self.tenant))
+        return self._document(await on_disk(self._store.fork, name, self._owner))
 
     async def delete(self, name: str) -> Document:
         """Removes a stream for ever."""
-        await DISK.run(self.tenant, self._store.delete, name, self.tenant)
+        await on_disk(self._store.delete, name, self._owner)
         return deleted_document(name)
 
     async def snapshot(self, name: str) -> Any:
         """An open file with the snapshot of a stream."""
         with self._operation(name) as operation:
             await self._state(operation)
-            return await DISK.run(self.tenant, operation.snapshot)
+            return await on_disk(operation.snapshot)
 
     @contextlib.contextmanager
     def _operation(self, name: str, position: int | None = None) -> Iterator[Operation]:
         """An operation on a stream, which is at this position, if one is given."""
-        with self._store.operation(name, self.tenant) as operation, self._store.unwritten.one(self.tenant):
+        with self._store.operation(name, self._owner) as operation, self._model.engine.places.take(states=1):
             if position is not None and operation.stream.position != position:
                 raise ElsewhereError(operation.stream.position, position)
             self._model.cancels[name] = self.leave
@@ -246,13 +246,13 @@ class StreamWork:
         """The tokens that a body appends; a long text is encoded on a thread, and delays no other client."""
         vocab = self._model.session.vocab
         size = len(body.text or body.tokens or ())
-        return await aside(size, self.tenant, tokens_of, body, vocab, self._limits, needed=needed)
+        return await off_loop(size, tokens_of, body, vocab, self._limits, needed=needed)
 
     def _appending(self, state: StreamState, tokens: np.ndarray, alternatives: int = 0) -> Task:
         """The task that appends. It asks for surprisals always: what is asked of a session decides the last
         bits of its answer, and the tokens may have to be fed again from a journal.
         """
-        return Task(tokens=tokens, state=state, score=True, top=alternatives, keep=True, tenant=self.tenant)
+        return Task(tokens=tokens, state=state, score=True, top=alternatives, keep=True, owner=self._owner)
 
     async def _state(self, operation: Operation) -> StreamState:
         """The stream as it is now; from the disk, and fed again what is in its journal, if necessary."""
@@ -260,14 +260,14 @@ class StreamWork:
         if ready is not None:
             return ready
         state: StreamState
-        state, appended = await DISK.run(self.tenant, operation.load)
+        state, appended = await on_disk(operation.load)
         for fed in appended:
             if isinstance(fed, StepInputs):
-                _, state, _ = await self._model.steps.step(fed.arrays, state, self.tenant)
+                _, state, _ = await self._model.steps.step(fed.arrays, state)
             else:
                 state = whole(await self._perform(self._appending(state, fed)))
         if appended:
-            await DISK.run(self.tenant, operation.caught_up, state)
+            await on_disk(operation.caught_up, state)
         return state
 
     async def _perform(
@@ -287,7 +287,7 @@ class StreamWork:
                 if report is not None:
                     for answer in answers:
                         if isinstance(answer, Fed):
-                            await aside(size_of(answer.count, task.top), self.tenant, report.feed, answer)
+                            await off_loop(size_of(answer.count, task.top), report.feed, answer)
                         else:
                             report.draw(answer)
                 if isinstance(ended := answers[-1], Ended):
@@ -334,24 +334,24 @@ class StreamWork:
             raise cancelled()
 
 
-def holder(server: Server, name: str, tenant: str) -> tuple[StreamStore | UnservedStreams, Model | None]:
+def holder(server: Server, name: str, owner: str) -> tuple[StreamStore | UnservedStreams, Model | None]:
     """Where the stream of that name and owner is, and the model that can continue it: None if the server does
     not serve its artefact. Raises NoStreamError.
     """
     for model in [server.model(None), *server.models.values()]:
         with contextlib.suppress(NoStreamError):
-            model.store.find(name, tenant)
+            model.store.find(name, owner)
             return model.store, model
     for holds in server.unserved_streams():
         with contextlib.suppress(NoStreamError):
-            holds.find(name, tenant)
+            holds.find(name, owner)
             return holds, None
     raise NoStreamError(name)
 
 
-def found(server: Server, name: str, tenant: str) -> Model:
+def found(server: Server, name: str, owner: str) -> Model:
     """The model that can continue a stream; raises RefusedError if there is none, and NoStreamError."""
-    holds, model = holder(server, name, tenant)
+    holds, model = holder(server, name, owner)
     if model is None:
         raise RefusedError(
             f"the stream {name} belongs to the artefact {holds.identity}, which this server does not serve "
@@ -380,11 +380,9 @@ def cancelled() -> RefusedError:
     )
 
 
-async def encoded(document: Document, tenant: str) -> bytes:
+async def encoded(document: Document) -> bytes:
     """What an operation answers as JSON."""
     likeliest = next((len(each) for each in document.get("likeliest", ()) if each), 0)
     size = size_of(len(document.get("tokens", ())), likeliest)
     size += sum(array.nbytes for array in document.get("outputs", {}).values())
-    if size < INLINE:
-        return to_json(document)
-    return await aside(size, tenant, json_steps, document)
+    return await off_loop(size, to_json, document)
