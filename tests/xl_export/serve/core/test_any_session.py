@@ -14,6 +14,8 @@ from runtimes.base.errors import StreamError
 from runtimes.contract.sampling import Sampler
 from runtimes.contract.session import Session
 from tests import fake_gpu, host_gpu
+from tests.coroutines import in_thread
+from tests.steps import observed
 from tests.test_sessions import SIDES, opened, operator  # noqa: F401 (the fixture)
 from tests.xl_export.serve.core.driver import Driver
 from tests.xl_export.tracing.modules import RULE, VOCAB, Gru, T
@@ -21,7 +23,9 @@ from xl_export import trace
 from xl_export.serve.core.admission import EngineSettings
 from xl_export.serve.core.engine import Engine
 from xl_export.serve.core.running import JoinedRows, RowsInPlace, rows_of
+from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Drawing, Task
+from xl_export.serve.http.base.steps import StepEngine
 
 ROWS = 3
 IN_PLACE = {"ring", "cut-ring", "torch", "projected"}
@@ -82,6 +86,23 @@ def test_a_module_of_several_rows_at_once_is_refused(fast_traces: None, tmp_path
     session = open_session(trace(Gru(), tmp_path / "artefact", vocab=VOCAB, rule=RULE, rows=2, tokens=(1, T)))
     with pytest.raises(StreamError, match="trace it with rows=1"):
         Engine(session, EngineSettings(), deliver=lambda delivery: None)
+
+
+def test_a_step_with_named_inputs_may_be_on_a_device(policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host_gpu.install(monkeypatch)
+    session, engine = open_session(policy, threads=1), StepEngine(host_gpu.opened(policy), EngineSettings())
+    memory, state = session.start(1), StreamState.begin(session)
+
+    async def steps() -> None:
+        nonlocal memory, state
+        for seed in range(4):
+            inputs = observed(1, 2, seed)
+            expected, memory = session.step(inputs, memory)
+            outputs, state, _ = await engine.step(inputs, state)
+            assert all(np.allclose(outputs[name], expected[name], atol=1e-5) for name in expected)
+
+    in_thread(steps())
+    assert state.position == 8
 
 
 def test_streams_that_stay_together_are_not_copied(artefacts: dict[str, Path]) -> None:

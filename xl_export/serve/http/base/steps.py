@@ -119,7 +119,10 @@ class StepEngine:
             memory = self._session.start(1)
         try:
             for name, array in memory.tensors.items():
-                array[...] = before.tensors[name]
+                if isinstance(array, np.ndarray):
+                    array[...] = before.tensors[name]
+                else:  # on a device: the step uploads the new array
+                    memory.tensors[name] = before.tensors[name].copy()
             memory.positions[:] = before.positions
             memory.unsure = before.unsure
             outputs, _ = self._session.step(inputs, memory)
