@@ -8,7 +8,6 @@ import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from functools import reduce
 from typing import ClassVar
 
 import numpy as np
@@ -355,8 +354,15 @@ def joined(places: Sequence[tuple[Memory, int]]) -> Memory:
             groups[-1][1].append(place)
         else:
             groups.append((memory, [place]))
-    first, *others = (memory.select(chosen) for memory, chosen in groups)
-    return reduce(Memory.join, others, first)
+    parts = [memory.select(chosen) for memory, chosen in groups]
+    if len(parts) == 1:
+        return parts[0]
+    first = parts[0]
+    # All at once: joining one after the other would copy the first rows again for each.
+    tensors = {name: np.concatenate([part.tensors[name] for part in parts]) for name in first.tensors}
+    whole = Memory(np.concatenate([part.positions for part in parts]), tensors, first.owner)
+    whole.unsure = any(part.unsure for part in parts)
+    return whole
 
 
 def rows_of(session: Session, count: int) -> Rows:
