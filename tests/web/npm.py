@@ -70,15 +70,18 @@ def copied_module(folder: Path) -> Path:
 
 
 def run_node(*arguments: str | Path, cwd: Path, timeout: float = 300, **environment: str) -> str:
-    """What a program in Node prints; it fails the test where the program fails."""
-    ended = subprocess.run(
-        # Code that WebAssembly's second compiler makes pays only in programs that run for long.
-        [node(), "--liftoff-only", *map(str, arguments)],
-        cwd=cwd,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
+    """What a program in Node prints. It fails the test, with what was printed, if the program fails or does
+    not end.
+    """
+    # Code that WebAssembly's second compiler makes pays only in programs that run for long.
+    command = [node(), "--liftoff-only", *map(str, arguments)]
+    environment = os.environ | environment
+    try:
+        ended = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, timeout=timeout)
+        printed, errors, how = ended.stdout, ended.stderr, f"ended with {ended.returncode}"
+    except subprocess.TimeoutExpired as error:
+        printed, errors, how = error.stdout or b"", error.stderr or b"", f"did not end in {timeout} s"
+    assert how == "ended with 0", b"\n".join([how.encode(), printed[-6000:], errors[-3000:]]).decode(
+        errors="replace"
     )
-    assert ended.returncode == 0, f"{ended.stdout[-6000:]}\n{ended.stderr[-3000:]}"
-    return ended.stdout
+    return printed.decode()

@@ -49,6 +49,31 @@ def test_the_tests_of_the_module_pass(module: Path, given: dict[str, Any]) -> No
     assert "# fail 0" in run_tests(module, given)
 
 
+LEFT_OPEN = """
+import assert from "node:assert/strict";
+import { createServer } from "node:http";
+import { test } from "node:test";
+
+test("it fails", async () => {
+  await new Promise((resolve) => createServer().listen(0, "127.0.0.1", () => resolve(null)));
+  assert.equal("found", "wanted");
+});
+"""
+
+
+def test_a_failure_is_reported_whatever_it_left_open(module: Path, given: dict[str, Any]) -> None:
+    (module / "test" / "left-open.test.js").write_text(LEFT_OPEN)
+    with pytest.raises(AssertionError, match=r"(?s)ended with 1.*'found'.*'wanted'"):
+        run_tests(module, given, "left-open")
+
+
+@pytest.mark.slow
+def test_a_program_that_does_not_end_fails_with_what_it_printed(tmp_path: Path) -> None:
+    (tmp_path / "endless.js").write_text("console.log('so far'); setInterval(() => {}, 1000);")
+    with pytest.raises(AssertionError, match=r"(?s)did not end in 20 s.*so far"):
+        run_node("endless.js", cwd=tmp_path, timeout=20)
+
+
 @pytest.mark.slow
 def test_the_types_are_those_of_the_code(module: Path) -> None:
     run_node(packages() / "typescript" / "bin" / "tsc", "-p", module, cwd=module)
