@@ -28,13 +28,13 @@ const HINT = "give the address of the artefact's folder, which has a spec.json";
 
 /**
  * The source that a user names: a URL or a path of a folder, or its files by name.
- * @param {unknown} given
+ * @param {unknown} given @param {string} [hint] on a file that a server does not have
  * @returns {Source}
  */
-export function sourceOf(given) {
+export function sourceOf(given, hint = `; ${HINT}`) {
   if (given instanceof URL || typeof given === "string") {
     const url = absolute(given);
-    return url === null || url.protocol === "file:" ? folder(url ?? String(given)) : web(url);
+    return url === null || url.protocol === "file:" ? folder(url ?? String(given)) : web(url, hint);
   }
   if (given && typeof given === "object") return inMemory(/** @type {Record<string, unknown>} */ (given));
   throw new XLExportError(`the artefact is ${shown(given)}; ${HINT}.`);
@@ -70,8 +70,8 @@ export function inNode() {
   return typeof process !== "undefined" && Boolean(process.versions?.node);
 }
 
-/** @param {URL} url @returns {Source} */
-function web(url) {
+/** @param {URL} url @param {string} hint @returns {Source} */
+function web(url, hint) {
   return {
     name: url.href,
     async read(file, { onBytes, most = LARGEST, signal } = {}) {
@@ -92,7 +92,7 @@ function web(url) {
           // Object storage whose files cannot be listed answers 403 for a file that does not exist.
           const missing = response.status === 404 || response.status === 403;
           const answer = `the server answered ${response.status} ${response.statusText}`.trim();
-          throw failed(`${answer}; ${HINT}`, missing ? MissingError : XLExportError);
+          throw failed(`${answer}${hint}`, missing ? MissingError : XLExportError);
         }
         return await body(response, { onBytes, most, tooLarge });
       } catch (error) {
