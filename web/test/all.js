@@ -13,5 +13,4 @@ after(() =>
 
 const chosen = process.argv.slice(2);
 const usual = ["vocabulary", "files", "streams", "self-check", "runtime", "page", "server", "gpu"];
-for (const name of chosen.length ? chosen : usual)
-  await import(`./${name}.test.js`);
+for (const name of chosen.length ? chosen : usual) await import(`./${name}.test.js`);

@@ -1,14 +1,7 @@
 /**
  * Where the files of an artefact come from: a web address, a folder of this machine (in Node), or memory.
  */
-import {
-  MissingError,
-  StoppedError,
-  XLExportError,
-  firstLine,
-  refuseStopped,
-  shown,
-} from "../errors.js";
+import { MissingError, StoppedError, XLExportError, firstLine, refuseStopped, shown } from "../errors.js";
 
 /**
  * @typedef {{
