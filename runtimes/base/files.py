@@ -186,8 +186,10 @@ def read_json(path: Path, content: Content | None = None) -> Any:
         text = decode_text(read_bytes(path) if content is None else bytes(content), str(path))
         data = json.loads(text, object_pairs_hook=_object)
         if HALF_PAIR.search(text):
-            # A ValueError unless each has its other half. Nothing is written.
-            json.dumps(data, ensure_ascii=False).encode()  # noqa: TID251
+            try:  # nothing is written
+                json.dumps(data, ensure_ascii=False).encode()  # noqa: TID251
+            except UnicodeEncodeError as error:
+                raise ValueError("it has half of a surrogate pair") from error
         return data
     except (UserError, RecursionError, ValueError) as error:
         if isinstance(error, UserError):

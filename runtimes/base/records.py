@@ -1,6 +1,7 @@
-"""Turns JSON into frozen dataclasses and back; unknown keys and wrong types are refused.
+"""Turns JSON into frozen dataclasses and back; unknown keys, wrong types and values out of range are refused.
 
-Everything that the project writes as JSON goes through this module: configurations, rules and specs.
+Everything that the project writes as JSON goes through this module: configurations, rules and specs. A type
+may have limits, as in `Annotated[int, Range(1, 64, whole=True)]`.
 """
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ import sys
 import types
 import typing
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
 
 from runtimes.base.errors import ConfigError
+from runtimes.base.ranges import Range
 
 Record = TypeVar("Record")
+# A union with a Literal is a typing.Union, others are a types.UnionType.
+UNIONS = (types.UnionType, typing.Union)
 # What people who write JSON call the types of Python.
 KINDS: dict[Any, str] = {
     int: "a whole number",
@@ -29,7 +34,56 @@ KINDS: dict[Any, str] = {
     dict: "an object",
 }
 
-type_hints = functools.cache(typing.get_type_hints)  # of a class; working them out takes as long as all else
+
+@dataclass(frozen=True)
+class Word:
+    """The characters and lengths of a text."""
+
+    expected: str
+    """What such a text is, for messages."""
+    first: str
+    """The characters that may begin it."""
+    rest: str
+    """The characters of the rest."""
+    least: int = 1
+    most: int = 100
+
+    def __contains__(self, value: str) -> bool:
+        inside = set(value[:1]) <= set(self.first) and set(value) <= set(self.rest)
+        return inside and self.least <= len(value) <= self.most
+
+
+# Of a class, with limits; working them out takes as long as all else.
+type_hints = functools.cache(functools.partial(typing.get_type_hints, include_extras=True))
+
+
+def limits(hint: Any) -> tuple[Any, list[Range | Word]]:
+    """A type without its limits, and the limits."""
+    if typing.get_origin(hint) is not Annotated:
+        return hint, []
+    plain, *more = typing.get_args(hint)
+    return plain, [each for each in more if isinstance(each, Range | Word)]
+
+
+def refuse_out_of_range(record: Any) -> None:
+    """Raises ConfigError for a number of a dataclass that is out of the range of its type."""
+    for name, hint in type_hints(type(record)).items():  # type: ignore[arg-type]
+        _refuse_beyond(hint, getattr(record, name), where=name)
+
+
+def _refuse_beyond(hint: Any, value: Any, *, where: str) -> None:
+    plain, beyond = limits(hint)
+    for limit in beyond:
+        if value not in limit:
+            raise ConfigError(f"{where} is {value!r:.60}; expected {limit.expected}.")
+    args = typing.get_args(plain)
+    if typing.get_origin(plain) is tuple:
+        for item in value:
+            _refuse_beyond(args[0], item, where=where)
+    elif typing.get_origin(plain) in UNIONS and value is not None:
+        for arg in args:
+            if limits(arg)[0] is type(value):
+                _refuse_beyond(arg, value, where=where)
 
 
 def json_text(value: Any, **options: Any) -> str:
@@ -110,16 +164,23 @@ def _paths(cls: type) -> Iterator[str]:
 
 def convert(hint: Any, value: Any, *, where: str) -> Any:
     """The value of a field of type `hint` from parsed JSON; raises ConfigError for another kind of value."""
+    plain, beyond = limits(hint)
+    if plain is not hint:
+        converted = convert(plain, value, where=where)
+        for limit in beyond:
+            if converted is not None and converted not in limit:
+                raise ConfigError(f"{where}: expected {limit.expected}, found {_kind(value)}.")
+        return converted
     origin = typing.get_origin(hint)
     args = typing.get_args(hint)
     if dataclasses.is_dataclass(hint):
         return from_json(typing.cast(type, hint), value, where=where)
-    # A union with a Literal is a typing.Union, others are a types.UnionType.
-    if origin in (types.UnionType, typing.Union):
+    if origin in UNIONS:
         if value is None and type(None) in args:
             return None
-        if type(value) in args:  # one of several plain types
-            return convert(type(value), value, where=where)
+        for arg in args:  # one of several plain types
+            if limits(arg)[0] is type(value):
+                return convert(arg, value, where=where)
         # Of several records, the one that has most of the keys.
         keys = set(value) if isinstance(value, dict) else set[str]()
         kinds = [arg for arg in args if arg is not type(None)]
@@ -131,7 +192,10 @@ def convert(hint: Any, value: Any, *, where: str) -> Any:
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(convert(args[0], item, where=where) for item in value)
     if origin is dict and isinstance(value, dict):
-        return {key: convert(args[1], item, where=f"{where}, {key!r}") for key, item in value.items()}
+        return {
+            convert(args[0], key, where=where): convert(args[1], item, where=f"{where}, {key!r:.60}")
+            for key, item in value.items()
+        }
     if hint is float and type(value) in (int, float) and abs(value) <= sys.float_info.max:
         return float(value)
     if hint is float and type(value) in (int, float):
@@ -143,6 +207,7 @@ def convert(hint: Any, value: Any, *, where: str) -> Any:
 
 
 def _field_names(kind: Any) -> set[str]:
+    kind = limits(kind)[0]
     return {field.name for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
 
 

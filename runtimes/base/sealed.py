@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import dataclasses
 import hashlib
@@ -11,15 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import numpy as np
 
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.base.files import atomic_file, open_file, read_bytes, read_json, reading, sha256
-from runtimes.base.records import from_json, json_text, to_json
+from runtimes.base.ranges import Range
+from runtimes.base.records import Word, from_json, json_text, to_json
 
 Record = TypeVar("Record")
+Count = Annotated[int, Range(0, 2**53 - 1, whole=True)]  # what every language has exactly
+HEXADECIMAL = "0123456789abcdef"
+SHA256 = Word("64 lower-case hexadecimal digits", HEXADECIMAL, HEXADECIMAL, 64, 64)
 BLOCK = 1 << 23  # bytes that are read at a time
 LAST_LINE = re.compile(rb'\s*:\s*"[0-9a-f]{64}"\s*}\s*')  # of a sealed file, after the key "digest"
 
@@ -55,7 +60,7 @@ def read_sealed(cls: type[Record], path: Path, *, schema: int, what: str, again:
             f"{path} has schema {stated}, and this version reads up to {schema}; update xl-export."
         )
     other = f"the {what} is damaged or of another version of xl-export: {again}."
-    if not isinstance(data, dict) or "identity" in data:
+    if not isinstance(data, dict) or "identity" in data or content.startswith(codecs.BOM_UTF8):
         raise ArtefactError(f"{path} is not the JSON of the {what}; {other}")
     head, _, tail = bytes(content).rpartition(b'"digest"')
     if data.pop("digest", None) != hashlib.sha256(head).hexdigest() or not LAST_LINE.fullmatch(tail):
@@ -70,8 +75,8 @@ def read_sealed(cls: type[Record], path: Path, *, schema: int, what: str, again:
 class FileFacts:
     """Hash and size of a file, as a sealed document records them."""
 
-    sha256: str
-    num_bytes: int
+    sha256: Annotated[str, SHA256]
+    num_bytes: Count
 
 
 def file_facts(path: Path) -> FileFacts:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from runtimes.base.errors import ConfigError
+from runtimes.base.ranges import Range
+from runtimes.base.records import refuse_out_of_range
+from runtimes.base.sealed import Count
 
 MAX_SIZE = 1 << 24  # of any one dimension; an absurd size becomes a sentence and not an allocation
 MAX_LAYERS = 4096
 FROM_SEGMENT_END = "-from-segment-end"
 SELECTIVE_FROM = 8192  # tokens; the graph of a larger vocabulary computes only the requested logits
 
+Size = Annotated[int, Range(0, MAX_SIZE, whole=True)]
+Positive = Annotated[int, Range(1, MAX_SIZE, whole=True)]
 Sublayers = Literal["feed-forward", "all-attention", "attn-split", "head-split", "single-head", "ff-attn"]
 AnySublayers = Literal[Sublayers, "own"]  # `own`: of a module that this project did not define
+
+SIZES = ("layers", "heads", "head_dim", "d_model", "vocab_size")  # that every model of this project has
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,31 +32,28 @@ class ModelFacts:
     # FROM_SEGMENT_END.
     positions: str
     sublayers: AnySublayers
-    layers: int
-    heads: int
-    head_dim: int
-    d_model: int
-    d_ff: int
-    persistent: int  # the number of persistent vectors of a layer (N)
-    vocab_size: int  # 0 of a step that is no language model
-    cutoffs: tuple[int, ...]  # the first token of each tail cluster of an adaptive softmax
+    layers: Annotated[int, Range(0, MAX_LAYERS, whole=True)]
+    heads: Size
+    head_dim: Size
+    d_model: Size
+    d_ff: Size
+    persistent: Size  # the number of persistent vectors of a layer (N)
+    vocab_size: Size  # 0 of a step that is no language model
+    cutoffs: tuple[Positive, ...]  # the first token of each tail cluster of an adaptive softmax
     # [L][H]: the longest distance at which each head has any weight; empty if spans were not learned.
-    reaches: tuple[tuple[int, ...], ...]
+    reaches: tuple[tuple[Positive, ...], ...]
     pre_norm: bool
-    parameters: int
+    parameters: Count
 
     def __post_init__(self) -> None:
-        least = 0 if self.sublayers == "own" else 1  # a traced module may leave its sizes out
-        for name in ("layers", "heads", "head_dim", "d_model", "vocab_size"):
-            most = MAX_LAYERS if name == "layers" else MAX_SIZE
-            if not least <= getattr(self, name) <= most:
-                raise ConfigError(f"{name} is {getattr(self, name)}; expected {least} to {most}.")
+        refuse_out_of_range(self)
+        for name in SIZES:  # a traced module may leave its sizes out
+            if getattr(self, name) == 0 and self.sublayers != "own":
+                raise ConfigError(f"{name} is 0; expected 1 or more.")
         if self.reaches and (
             len(self.reaches) != self.layers or any(len(heads) != self.heads for heads in self.reaches)
         ):
             raise ConfigError(f"reaches does not have {self.layers} layers of {self.heads} heads.")
-        if any(not 1 <= reach <= MAX_SIZE for heads in self.reaches for reach in heads):
-            raise ConfigError(f"reaches has a distance outside 1 to {MAX_SIZE}.")
 
     @property
     def context_heads(self) -> int:

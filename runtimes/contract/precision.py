@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from runtimes.base.errors import ConfigError
+from runtimes.base.ranges import Range
+from runtimes.base.records import refuse_out_of_range
+from runtimes.base.sealed import Count
 
 # Of the weights. int8-stored is in bytes on disk alone: a session widens it to fp32 as it loads the graph.
 Precision = Literal["fp32", "fp16", "int8-stored", "int8", "int4"]
@@ -14,7 +17,7 @@ Float = Literal["float32", "float16"]
 MemoryType = Literal[Float, "int8"]  # of keys and values in memory
 MEMORY_TYPES: dict[MemoryPrecision, MemoryType] = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
 MIN_TOKENS = 256  # the smallest number of tokens by which a limit is judged
-MAX_FIGURE = 1e15  # of anything measured
+Figure = Annotated[float, Range(-1, 1e15)]  # measured; a divergence slightly below 0 is rounding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,32 +67,25 @@ class Measured:
     """Figures of a preset on held-out text, and of the same model in fp32 on the same machine."""
 
     #: The number of tokens predicted.
-    tokens: int
-    bits_per_token: float
-    fp32_bits_per_token: float
+    tokens: Annotated[int, Range(1, 2**53 - 1, whole=True)]
+    bits_per_token: Figure
+    fp32_bits_per_token: Figure
     #: The mean KL(fp32 || preset) of the next token.
-    kl_nats: float
+    kl_nats: Figure
     #: The share of positions at which both find the same token likeliest.
-    agreement: float
+    agreement: Annotated[float, Range(0, 1)]
     #: The size of graph and weights.
-    num_bytes: int
-    fp32_num_bytes: int
+    num_bytes: Count
+    fp32_num_bytes: Count
     #: The median of single tokens with full memory in one row.
-    seconds_per_token: float
-    fp32_seconds_per_token: float
+    seconds_per_token: Figure
+    fp32_seconds_per_token: Figure
 
     def __post_init__(self) -> None:
-        if self.tokens < 1 or not 0 <= self.agreement <= 1:
-            raise ConfigError(
-                f"measured on {self.tokens} tokens with agreement {self.agreement}; expected at least 1 "
-                "token and an agreement from 0 to 1."
-            )
-        for name, figure in self.__dict__.items():  # a divergence slightly below 0 is rounding
-            if not -1 <= figure <= MAX_FIGURE:
-                raise ConfigError(
-                    f"{name} was measured as {figure!s:.20}; expected 0 to {MAX_FIGURE:g}: take a precision "
-                    "with more bits."
-                )
+        try:
+            refuse_out_of_range(self)
+        except ConfigError as error:
+            raise ConfigError(f"{str(error).rstrip('.')}: take a precision with more bits.") from error
 
     @property
     def bits_lost(self) -> float:
@@ -115,14 +111,14 @@ class MeasuredStep:
     Its inputs are the random inputs of the artefact's reference.
     """
 
-    tokens: int
+    tokens: Annotated[int, Range(1, 2**53 - 1, whole=True)]
     outputs: dict[str, OutputLoss]
-    num_bytes: int
+    num_bytes: Count
     """The size of graphs and weights."""
-    fp32_num_bytes: int
-    seconds_per_step: float
+    fp32_num_bytes: Count
+    seconds_per_step: Figure
     """The median of steps that are as short as the shortest of the reference."""
-    fp32_seconds_per_step: float
+    fp32_seconds_per_step: Figure
 
 
 def unmeasured(precision: Precision) -> str:

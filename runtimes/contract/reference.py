@@ -16,11 +16,12 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from runtimes.base.errors import ArtefactError
+from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.base.files import atomic_file, read_json
 from runtimes.base.logits import are_log_probs, log_probability, log_sum_exp, output_differences
 from runtimes.base.records import from_json, json_text, to_json
-from runtimes.base.sealed import read_verified
+from runtimes.base.sealed import Count, read_verified
+from runtimes.contract.model_facts import Positive, Size
 from runtimes.contract.session import Session
 from runtimes.contract.spec import ANSWERS, EXPORT_AGAIN, REFERENCE, SPEC, Spec
 
@@ -55,10 +56,31 @@ class StepReference:
 class StoredArray:
     """Where an array is: little-endian numbers of a file from byte `offset`, the last axis fastest."""
 
-    file: str
+    file: Literal["reference.bin"]
     dtype: Literal["float32", "int64"]
-    shape: tuple[int, ...]
-    offset: int
+    shape: tuple[Count, ...]
+    offset: Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceFile:
+    """`reference.json` of a language model; `Reference` describes the fields."""
+
+    tokens: tuple[tuple[Size, ...], ...]
+    segments: tuple[Positive, ...]
+    restarts: tuple[tuple[bool, ...], ...]
+    log_probs: StoredArray
+    last: StoredArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReferenceFile:
+    """`reference.json` of a step that is no language model; `StepReference` describes the fields."""
+
+    segments: tuple[Positive, ...]
+    restarts: tuple[tuple[bool, ...], ...]
+    inputs: dict[str, StoredArray]
+    outputs: dict[str, StoredArray]
 
 
 def replay_step(
@@ -178,7 +200,7 @@ def _store(folder: Path, arrays: Iterable[np.ndarray]) -> list[dict[str, Any]]:
             dtype: Literal["float32", "int64"] = "int64" if array.dtype.kind == "i" else "float32"
             content = np.ascontiguousarray(array, STORED[dtype]).tobytes()
             stream.write(content)
-            entry = StoredArray(file=ANSWERS, dtype=dtype, shape=array.shape, offset=offset)
+            entry = StoredArray(file="reference.bin", dtype=dtype, shape=array.shape, offset=offset)
             stored.append(to_json(entry))
             offset += len(content)
     return stored
@@ -252,27 +274,27 @@ def _load(kind: type[Kind], folder: Path, spec: Spec) -> Kind:
         for name in (REFERENCE, ANSWERS)
     )
     document = read_json(folder / REFERENCE, text)
+    file = ReferenceFile if kind is Reference else StepReferenceFile
     try:
-        return kind(**{name: _array(name, value, answers) for name, value in document.items()})
-    # Not an object, other keys, or an entry that is not an array within the file of answers.
-    except (AttributeError, TypeError, ValueError) as error:
+        record = from_json(file, document, where=REFERENCE)
+        return kind(**{name: _array(value, answers) for name, value in vars(record).items()})
+    # Other keys or types, rows of several lengths, or an array that is not within the file of answers.
+    except (ConfigError, ValueError) as error:
         raise _no_reference(folder) from error
 
 
-def _array(name: str, value: Any, answers: bytes) -> Any:
-    """The array of a key of `reference.json`; of `inputs` and `outputs`, arrays by name."""
-    if name in ("inputs", "outputs"):
-        return {each: _stored(entry, answers) for each, entry in value.items()}
-    return _stored(value, answers) if name in ("log_probs", "last") else np.array(value, ndmin=1)
+def _array(value: Any, answers: bytes) -> Any:
+    """The array of a value of `reference.json`, or arrays by name."""
+    if isinstance(value, dict):
+        return {name: _stored(entry, answers) for name, entry in value.items()}
+    return _stored(value, answers) if isinstance(value, StoredArray) else np.array(value, ndmin=1)
 
 
-def _stored(entry: Any, answers: bytes) -> np.ndarray:
+def _stored(stored: StoredArray, answers: bytes) -> np.ndarray:
     """An array of `reference.bin`; no memory is taken before its size is known."""
-    stored = from_json(StoredArray, entry, where=REFERENCE)
     dtype = np.dtype(STORED[stored.dtype])
     count = math.prod(stored.shape)
-    inside = stored.file == ANSWERS and min((stored.offset, *stored.shape)) >= 0
-    if not inside or stored.offset + dtype.itemsize * count > len(answers):
+    if stored.offset + dtype.itemsize * count > len(answers):
         raise ValueError(f"{ANSWERS} has no such array")
     flat = np.frombuffer(answers, dtype, count, stored.offset)
     return flat.reshape(stored.shape).astype(dtype.newbyteorder("="))

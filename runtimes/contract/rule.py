@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from runtimes.base.errors import ConfigError
-from runtimes.base.ranges import Range
-from runtimes.contract.model_facts import MAX_SIZE
+from runtimes.base.records import refuse_out_of_range
+from runtimes.contract.model_facts import MAX_SIZE, Positive, Size
 
 MAX_LENGTH = MAX_SIZE  # positions
 Mask = Literal["same-length", "full"]
@@ -21,16 +20,16 @@ InitialMemory = Literal["masked", "zeros"]
 class MemoryRule:
     """Memory length, segment length and mask (Dai et al. 2019, section 3.2 and Appendix B)."""
 
-    mem_len: int
+    mem_len: Size
     """The number of tokens remembered (M)."""
-    segment: int
+    segment: Positive
     """The largest number of tokens in one step (T)."""
     mask: Mask = "same-length"
     """With `same-length` every token sees itself and the M tokens before it, so cutting a stream into
     segments never changes a score. With `full` the first token of a segment sees M tokens and the last one
     M + T - 1.
     """
-    clamp_len: int | None = None
+    clamp_len: Positive | None = None
     """Longer distances use the position vector of this one; null for no clamp."""
     initial_memory: InitialMemory = "masked"
     """What comes before the first token: nothing (`masked`), or M hidden states of zero that are attended to,
@@ -40,10 +39,7 @@ class MemoryRule:
     """Whether a token sees itself. Sukhbaatar et al. (2019b) leave it out."""
 
     def __post_init__(self) -> None:
-        Range(0, MAX_LENGTH, whole=True).check("mem_len", self.mem_len, ConfigError)
-        Range(1, MAX_LENGTH, whole=True).check("segment", self.segment, ConfigError)
-        if self.clamp_len is not None:
-            Range(1, MAX_LENGTH, whole=True).check("clamp_len", self.clamp_len, ConfigError)
+        refuse_out_of_range(self)
 
     @property
     def slots(self) -> int:

@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import re
+import string
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from runtimes.base.errors import ArtefactError, ConfigError, StreamError
 from runtimes.base.files import Content
 from runtimes.base.folders import refuse_dataset, refuse_no_folder
-from runtimes.base.records import to_json
+from runtimes.base.ranges import Range
+from runtimes.base.records import Word, refuse_out_of_range, to_json
 from runtimes.base.sealed import (
+    Count,
     FileFacts,
     read_sealed,
     read_verified,
@@ -31,7 +33,7 @@ from runtimes.base.sealed import (
     write_sealed,
 )
 from runtimes.contract.memory import MAX_BATCH
-from runtimes.contract.model_facts import FROM_SEGMENT_END, ModelFacts
+from runtimes.contract.model_facts import FROM_SEGMENT_END, ModelFacts, Positive
 from runtimes.contract.precision import (
     MEMORY_IN_BYTES,
     MEMORY_TYPES,
@@ -73,8 +75,9 @@ OPERATORS = "required_operators.config"
 FUSED = "fused.onnx"
 # The same step for ONNX Runtime's CUDA provider, with attention as one node; absent unless asked for.
 CUDA_GRAPH = "cuda.onnx"
-# A plain name: no folder, no "..", nothing that a file system refuses.
-FILE_NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
+LETTERS = string.ascii_letters + string.digits + "_"
+# No folder, no "..", nothing that a file system refuses.
+FILE_NAME = Word("the name of a file in its folder", LETTERS, LETTERS + ".-")
 EXPORT_AGAIN = "export the artefact again"  # what mends a file of an artefact
 POSITION_BYTES = 8  # of the position of one row
 Target = Literal["onnxruntime", "tensorrt", "web"]
@@ -94,9 +97,13 @@ GRAPH_FILES: dict[Storage, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """The contract of one artefact."""
+    """The contract of one artefact.
 
-    schema: int = SCHEMA
+    The types of these fields are the only description of `spec.json`: `cpp/tools/format_tables.py` writes
+    them into tables, which the readers in C++ and JavaScript follow.
+    """
+
+    schema: Annotated[int, Range(1, SCHEMA, whole=True)] = SCHEMA
     model: ModelFacts
     rule: MemoryRule
     form: AnyForm
@@ -113,28 +120,28 @@ class Spec:
     measured: Measured | MeasuredStep | None = None
     # One sentence on why the model may be of no use, as a run that was never validated.
     concern: str | None = None
-    opset: int
+    opset: Annotated[int, Range(1, 1000, whole=True)]
     storage: Storage = "external"
     without: tuple[Promise, ...] = ()  # the promises that a traced module does not keep
     # Of graphs without sizes that vary: every step has so many rows.
-    fixed_rows: int | None = None
+    fixed_rows: Annotated[int, Range(1, MAX_BATCH, whole=True)] | None = None
     # With `fixed_rows`, the numbers of tokens that have a graph, from 1 up to `rule.segment`. Empty if there
     # is only the graph of whole segments.
-    fixed_tokens: tuple[int, ...] = ()
+    fixed_tokens: tuple[Positive, ...] = ()
     # The memory moves when so many tokens are complete, and not with every token; the graph does this.
-    moves_every: int | None = None
+    moves_every: Positive | None = None
     # About the first position at which a traced module has other answers to a text than near position 0.
-    drifts_from: int | None = None
+    drifts_from: Count | None = None
     memory_shapes: Shapes = ()  # of the memory tensors of a module whose form is `own`
     # Of the graph, in order. Those of a language model follow from the other fields; the spec of any other
     # step is the only place that has its inputs and outputs.
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
     # The graphs that the exporting machine could not run, so they were not compared with PyTorch.
-    not_compared: tuple[str, ...] = ()
+    not_compared: tuple[Annotated[str, FILE_NAME], ...] = ()
     producer: dict[str, str]  # the version of each package that took part
     source: dict[str, str]  # the hash of the trained model
-    files: dict[str, FileFacts] = field(default_factory=dict)
+    files: dict[Annotated[str, FILE_NAME], FileFacts] = field(default_factory=dict)
     # SHA-256 of the bytes of `spec.json`, which everything that is derived from the artefact records. The
     # file does not hold it; it is empty until the file is written.
     identity: str = ""
@@ -237,15 +244,13 @@ class Spec:
 
     def completed(self) -> Spec:
         """The same contract with the tensors, answers and tolerances that follow from its other fields."""
+        refuse_out_of_range(self)
         before = state_tensors(self.model, self.rule, self.form, self.state_dtype, self.memory_shapes)
         after = [TensorSpec(name=str(past.present), dtype=past.dtype, shape=past.shape) for past in before]
         inputs, outputs = language_model_tensors(self.model) if self.language_model else self.signature
         if not self.language_model:
             refuse_signature((inputs, outputs))
-        answers: Answers = "memory-in-bytes" if self.memory_precision == "int8" else "exported"
-        if self.precision in QUANTISED:
-            answers = "stored-weights"
-        most, mean = tolerances(self.precision, self.memory_precision, self.target, answers)
+        answers, most, mean = limits(self.precision, self.memory_precision, self.target)
         return dataclasses.replace(
             self,
             inputs=(*inputs, *before),
@@ -367,6 +372,14 @@ def tolerances(
     return max(weights.tolerance, remembered[0]), max(weights.mean_tolerance, remembered[1])
 
 
+def limits(precision: Precision, memory: MemoryPrecision, target: Target) -> tuple[Answers, float, float]:
+    """Whose answers the reference holds, and the `tolerances` of `check`."""
+    answers: Answers = "memory-in-bytes" if memory == "int8" else "exported"
+    if precision in QUANTISED:
+        answers = "stored-weights"
+    return answers, *tolerances(precision, memory, target, answers)
+
+
 def save_spec(folder: Path, spec: Spec) -> Spec:
     """Writes `spec.json`; returns the spec with the identity that it has now."""
     return write_sealed(folder / SPEC, spec)
@@ -431,25 +444,18 @@ def read_spec(path: Path) -> Spec:
         raise ArtefactError(f"{path}: {str(error).rstrip('.')}; {EXPORT_AGAIN}.") from error
     vocab = [VOCAB] if spec.language_model else []
     needed = (*GRAPH_FILES[spec.storage], *spec.token_graphs.values(), *vocab, REFERENCE, ANSWERS)
+    missing = [name for name in needed if name not in spec.files]
+    traced = spec.form == "own" or not spec.language_model or spec.without or spec.fixed_rows
+    # The readers in C++ and JavaScript have the same rules.
     contradictions = {
-        "its schema is not a number that this version knows": spec.schema != SCHEMA,
         "its inputs, outputs, answers or tolerances do not follow from its model and precision": spec
         != expected,
-        "it has memory of the form own, which no written graph has": spec.form == "own"
-        and spec.exporter == "graph",
-        "it is no language model, declines promises or has fixed sizes, unlike every written graph": (
-            not spec.language_model or bool(spec.without) or spec.fixed_rows is not None
-        )
-        and spec.exporter == "graph",
-        "it has an impossible number of rows": spec.fixed_rows is not None
-        and not 1 <= spec.fixed_rows <= MAX_BATCH,
-        "its steps cannot be cut into its numbers of tokens": bool(spec.fixed_tokens) and not _may_cut(spec),
-        "its graph has fixed sizes and a large vocabulary": spec.fixed_rows is not None
-        and spec.model.selective,
+        "its graph was written, and has what only traced ones have": spec.exporter == "graph" and traced,
+        "its steps cannot be cut into its numbers of tokens": spec.fixed_tokens and not _may_cut(spec),
+        "its graph has fixed sizes and a large vocabulary": spec.fixed_rows and spec.model.selective,
         f"its weights are in {spec.graph_file}, and it lists others": spec.storage != "external"
-        and bool({FUSED, WEIGHTS} & set(spec.files)),
-        "it lists a file outside its folder": not all(map(FILE_NAME.fullmatch, spec.files)),
-        **{f"it does not list {name}": name not in spec.files for name in needed},
+        and {FUSED, WEIGHTS} & set(spec.files),
+        f"it does not list {', '.join(missing)}": missing,
     }
     for what, holds in contradictions.items():
         if holds:

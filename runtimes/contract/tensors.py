@@ -5,31 +5,41 @@ form.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-import re
+import string
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 
 from runtimes.base.errors import ConfigError
-from runtimes.contract.model_facts import MAX_LAYERS, MAX_SIZE, ModelFacts
-from runtimes.contract.precision import Float, MemoryType
+from runtimes.base.ranges import Range
+from runtimes.base.records import Word
+from runtimes.contract.model_facts import MAX_LAYERS, MAX_SIZE, ModelFacts, Positive, Size
+from runtimes.contract.precision import MemoryType
 from runtimes.contract.rule import MemoryRule
 
 SCALE = "_scale"  # the end of the names of the scales of a memory tensor of bytes
 MAX_SCALE = float(np.finfo(np.float32).max) / 128  # with a larger one, the bytes would not be finite numbers
 GROUP_STEP = 64  # tokens; heads whose spans differ by less share their memory tensors
+MAX_SHAPE = 2 * MAX_SIZE  # the slots of a ring
+MAX_ROW_BYTES = 10**12  # of all memory tensors of one row
+MAX_VALUE = 10**9  # numbers of one value of a named input or output
 MAX_STATES = 4 * MAX_LAYERS  # memory tensors that a module defines itself
 MAX_AXES = 8  # of such a tensor, and of a named input or output
 # Of an input or output that a module names; names of memory tensors have a dot.
-NAME = re.compile(r"[A-Za-z_][\w-]{0,99}", re.ASCII)
+NAME = Word(
+    "letters, digits, _ and -",
+    string.ascii_letters + "_",
+    string.ascii_letters + string.digits + "_-",
+)
 POSITIONS = "position_ids"  # the input that every step has
 Form = Literal["ring", "shift", "hidden"]
 FORMS: tuple[Form, ...] = get_args(Form)
 AnyForm = Literal[Form, "own"]
-Shapes = tuple[tuple[int, ...], ...]  # of memory tensors, without the axis of the batch
+Shapes = tuple[tuple[Size, ...], ...]  # of memory tensors, without the axis of the batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,17 +50,30 @@ class FormFacts:
     """Keys and values of each group of heads, the inputs of each layer, or whatever a traced module defines.
     Only the spec of the last one has shapes; other tensors follow from the model.
     """
+    tensors: tuple[tuple[str, str], ...]
+    """Each tensor of a group of heads, or of a number in `Spec.memory_shapes`: the names of the input and of
+    the output.
+    """
+    axes: tuple[str, ...] = ()
+    """The sizes of such a tensor for one row, by the names in `_sizes`."""
     circular: bool = False
     """Whether a step writes a token to the slot of its position modulo S. Then nothing moves, and every row
     may be anywhere. In other memory a step moves the tokens of all rows by the same number of places.
     """
 
 
+# The names that onnxruntime-genai expects. {} is the name of the group.
+KEYS = (
+    ("past_key_values.{}.key", "present.{}.key"),
+    ("past_key_values.{}.value", "present.{}.value"),
+)
 FORM_FACTS: dict[AnyForm, FormFacts] = {
-    "ring": FormFacts(holds="keys", circular=True),
-    "shift": FormFacts(holds="keys"),
-    "hidden": FormFacts(holds="hidden"),
-    "own": FormFacts(holds="own"),
+    "ring": FormFacts(holds="keys", tensors=KEYS, axes=("heads", "slots", "head_dim"), circular=True),
+    "shift": FormFacts(holds="keys", tensors=KEYS, axes=("heads", "mem_len", "head_dim")),
+    "hidden": FormFacts(
+        holds="hidden", tensors=(("past_hidden.{}", "present_hidden.{}"),), axes=("mem_len", "d_model")
+    ),
+    "own": FormFacts(holds="own", tensors=(("past_state.{}", "present_state.{}"),)),
 }
 
 
@@ -61,9 +84,9 @@ class TensorSpec:
     name: str
     dtype: Literal["int64", "int32", "float32", "float16", "int8"]
     # Numbers, and "batch", "tokens" or "rows" for the axes that vary.
-    shape: tuple[int | str, ...]
+    shape: tuple[Annotated[int, Range(0, MAX_SHAPE, whole=True)] | str, ...]
     # Of an input of ids in a step that is no language model: how many ids there are.
-    ids: int | None = None
+    ids: Positive | None = None
     # Of an input that is memory: the output of the same type and shape that the next step reads in its place.
     present: str | None = None
     # Of a tensor that a step may do without: one sentence on when it is needed.
@@ -107,19 +130,20 @@ def refuse_signature(signature: Signature) -> None:
     names = [tensor.name for tensor in (*inputs, *outputs)]
     for tensor in (*inputs[:-1], *outputs):
         sizes = tensor.shape[1:]
-        if not NAME.fullmatch(tensor.name) or names.count(tensor.name) > 1:
+        if tensor.name not in NAME or names.count(tensor.name) > 1:
             raise ConfigError(
-                f"{tensor.name!r:.60} is not the name of one input or output; expected letters, digits, _ "
-                "and -, and each name once."
+                f"{tensor.name!r:.60} is not the name of one input or output; expected {NAME.expected}, "
+                "and each name once."
             )
         numbers = sizes[1:] if sizes[:1] == ("tokens",) else sizes
         sound = len(tensor.shape) <= MAX_AXES and all(
             isinstance(size, int) and 1 <= size <= MAX_SIZE for size in numbers
         )
+        sound = sound and math.prod(map(int, numbers)) <= MAX_VALUE
         if tensor.shape[:1] != ("batch",) or not sound:
             raise ConfigError(
                 f"{tensor.name} is {list(tensor.shape)!s:.80}; expected batch, then tokens if it has a value "
-                f"for each, then at most {MAX_AXES - 2} sizes from 1 to {MAX_SIZE}."
+                f"for each, then at most {MAX_AXES - 2} sizes from 1 to {MAX_SIZE} and {MAX_VALUE} numbers."
             )
         if tensor.ids is not None and not (1 <= tensor.ids <= MAX_SIZE and tensor.dtype == "int64"):
             raise ConfigError(
@@ -220,62 +244,51 @@ def state_tensors(
     [B, H, S, 1].
 
     ring: keys and values [B, H, S, K]. shift: keys and values [B, H, M, K]. hidden: layer inputs [B, M, D]. M
-    and S follow from the longest span of the head group. The names of keys and values are those that
-    onnxruntime-genai expects. Where a layer has several head groups, the names have the number of the group.
+    and S follow from the longest span of the head group. If a layer has several head groups, the names have
+    the number of the group.
     """
     facts = FORM_FACTS[form]
     if dtype == "int8" and not facts.circular:
         raise ConfigError(
             f"only ring memory can be int8, and this memory is {form}; give memory in fp16, or ring memory."
         )
-    if facts.holds == "own":
-        assert dtype != "int8"
-        return _own_tensors(shapes, dtype)
-    if shapes:
+    own = facts.holds == "own"
+    if shapes and not own:
         raise ConfigError(f"memory_shapes is given with {form} memory, whose tensors follow from its model.")
+    if len(shapes) > MAX_STATES or any(len(shape) > MAX_AXES for shape in shapes):
+        raise ConfigError(
+            f"memory_shapes has {len(shapes)} tensors, the largest of {max(map(len, shapes))} axes; expected "
+            f"at most {MAX_STATES} of {MAX_AXES}."
+        )
+    rows = [(f"{number}", shape) for number, shape in enumerate(shapes)]
+    if not own:
+        groups = itertools.chain(*head_groups(model, rule, form))
+        rows = [(group.name, _sizes(model, rule, group, facts.axes)) for group in groups]
     states = []
-    for layer in head_groups(model, rule, form):
-        for group in layer:
-            if facts.holds == "hidden":
-                names = [(f"past_hidden.{group.name}", f"present_hidden.{group.name}")]
-                row: tuple[int, ...] = (group.mem_len, model.d_model)
-            else:
-                slots = group.mem_len + (rule.segment if facts.circular else 0)
-                names = [
-                    (f"past_key_values.{group.name}.{kind}", f"present.{group.name}.{kind}")
-                    for kind in ("key", "value")
-                ]
-                row = (len(group.heads), slots, model.head_dim)
-            for past, present in names:
-                states.append(TensorSpec(name=past, present=present, dtype=dtype, shape=("batch", *row)))
-                if dtype == "int8":
-                    shape: tuple[int | str, ...] = ("batch", *row[:-1], 1)
-                    scale = TensorSpec(
-                        name=past + SCALE, present=present + SCALE, dtype="float32", shape=shape
-                    )
-                    states.append(scale)
+    for group_name, row in rows:
+        for past, present in facts.tensors:
+            past, present = past.format(group_name), present.format(group_name)
+            states.append(TensorSpec(name=past, present=present, dtype=dtype, shape=("batch", *row)))
+            if dtype == "int8":
+                shape: tuple[int | str, ...] = ("batch", *row[:-1], 1)
+                states.append(
+                    TensorSpec(name=past + SCALE, present=present + SCALE, dtype="float32", shape=shape)
+                )
+    if row_bytes(states) > MAX_ROW_BYTES:
+        raise ConfigError(f"the memory of one row has {row_bytes(states):,} bytes; expected at most 10^12.")
     return tuple(states)
 
 
-def _own_tensors(shapes: Shapes, dtype: Float) -> tuple[TensorSpec, ...]:
-    """Memory tensors [B, …] that a module defines itself, called by their numbers."""
-    if len(shapes) > MAX_STATES:
-        raise ConfigError(f"memory_shapes has {len(shapes)} tensors; expected at most {MAX_STATES}.")
-    for shape in shapes:
-        if len(shape) > MAX_AXES or not all(0 <= size <= MAX_SIZE for size in shape):
-            raise ConfigError(
-                f"memory_shapes has {list(shape)!s:.80}; expected at most {MAX_AXES} sizes of 0 to "
-                f"{MAX_SIZE}."
-            )
-    return tuple(
-        TensorSpec(
-            name=f"past_state.{number}",
-            present=f"present_state.{number}",
-            dtype=dtype,
-            shape=("batch", *shape),
-        )
-        for number, shape in enumerate(shapes)
-    )
+def _sizes(model: ModelFacts, rule: MemoryRule, group: HeadGroup, axes: tuple[str, ...]) -> tuple[int, ...]:
+    """The sizes of these axes of a memory tensor."""
+    sizes = {
+        "heads": len(group.heads),
+        "mem_len": group.mem_len,
+        "slots": group.mem_len + rule.segment,
+        "head_dim": model.head_dim,
+        "d_model": model.d_model,
+    }
+    return tuple(sizes[axis] for axis in axes)
 
 
 def bytes_saved(model: ModelFacts, rule: MemoryRule, form: AnyForm) -> int:

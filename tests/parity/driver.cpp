@@ -62,6 +62,7 @@ class Driver {
     if (op == "uniforms") return uniforms();
     if (op == "sampling") return recommended();
     if (op == "in_place") return in_place();
+    if (op == "spec") return detail::read_spec(text("folder")), "{}";
     if (op == "json") return detail::json::parse(text("text")), "{}";
     return "{\"lacks\": true}";
   }

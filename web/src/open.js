@@ -17,6 +17,7 @@ import {
   isLanguageModel,
   readSampling,
   readSpec,
+  refuseUnserved,
 } from "./spec.js";
 import { readVocabulary } from "./vocabulary/index.js";
 
@@ -55,6 +56,7 @@ export async function openHere(address, options = {}) {
   const head = await source.read(SPEC, { most: MOST_SPEC_BYTES, signal });
   const counter = new Counter(onProgress);
   const { spec, identity } = await readSpec(head, `${SPEC} of ${source.name}`);
+  refuseUnserved(spec, `${SPEC} of ${source.name}`);
   const read = verifiedFiles(source, spec, { counter, signal });
   const graphs = graphsOf(spec).map(({ name }) => name);
   const needed = [...graphs, WEIGHTS].filter((name) => Object.hasOwn(spec.files, name));

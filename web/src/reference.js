@@ -3,7 +3,7 @@
  */
 import { typeOf } from "./engine/session.js";
 import { XLExportError, refuseStopped, shown } from "./errors.js";
-import { parseJson } from "./files/json.js";
+import { readFields } from "./files/fields.js";
 import { TYPES, isLanguageModel, isTimed, namedInputs, numBytes, signature } from "./spec.js";
 import { logSumExp } from "./text/sampler.js";
 
@@ -41,23 +41,20 @@ export async function loadReference(spec, read) {
     );
   };
   const [text, content] = await Promise.all([read(JSON_FILE), read(BINARY)]);
-  const data = /** @type {any} */ (parseJson(text, JSON_FILE)) ?? {};
+  const data = readFields(isLanguageModel(spec) ? "reference" : "step_reference", text, JSON_FILE);
   const { segments, restarts } = data;
-  const length = (/** @type {any} */ n) => Number.isInteger(n) && n >= 1 && n <= spec.rule.segment;
-  need(Array.isArray(segments) && segments.every(length), "its segments");
-  need(Array.isArray(restarts) && restarts.length === segments.length, "its restarts");
-  const batch = restarts[0]?.length;
   need(
-    batch && restarts.every((/** @type {any} */ row) => Array.isArray(row) && row.length === batch),
-    "its restarts",
+    segments.length && segments.every((/** @type {number} */ n) => n <= spec.rule.segment),
+    "its segments",
   );
+  const batch = restarts[0]?.length;
+  const whole = restarts.length === segments.length;
+  need(whole && batch && restarts.every((/** @type {any} */ row) => row.length === batch), "its restarts");
   /** @type {Load} */
   const load = (stored, name, dtype, wanted) => {
-    const { file, shape, offset } = stored ?? {};
+    const { shape, offset } = stored ?? { shape: [] };
     const fits =
-      file === BINARY &&
-      stored.dtype === dtype &&
-      Array.isArray(shape) &&
+      stored?.dtype === dtype &&
       shape.length === wanted.length &&
       wanted.every((size, axis) => (size === null ? shape[axis] >= 1 : shape[axis] === size));
     need(fits, `${name} is ${shown(stored)}`);
@@ -79,9 +76,8 @@ export async function loadReference(spec, read) {
  */
 function languageReference(spec, { tokens, log_probs, last: ends }, batch, fed, load, need) {
   const size = spec.model.vocab_size;
-  const token = (/** @type {number} */ id) => Number.isInteger(id) && id >= 0 && id < size;
-  const row = (/** @type {any} */ ids) => Array.isArray(ids) && ids.length === fed + 1 && ids.every(token);
-  need(Array.isArray(tokens) && tokens.length === batch && tokens.every(row), "its tokens");
+  const row = (/** @type {number[]} */ ids) => ids.length === fed + 1 && ids.every((id) => id < size);
+  need(tokens.length === batch && tokens.every(row), "its tokens");
   /** @type {Float32Array} */
   const logProbs = load(log_probs, "log_probs", "float32", [batch, fed]);
   /** @type {Float32Array} */
@@ -117,26 +113,30 @@ function languageReference(spec, { tokens, log_probs, last: ends }, batch, fed, 
  * What is compared of any other step: its outputs. Inputs repeat: token n of a stream has the values at n mod
  * P of the inputs [B, P, …]. An output without tokens has a value for each segment.
  * @param {Spec} spec @param {any} data @param {number} batch @param {number} fed
- * @param {Load} load
+ * @param {Load} load @param {Need} need
  */
-function namedReference(spec, data, batch, fed, load) {
+function namedReference(spec, data, batch, fed, load, need) {
   const steps = data.segments.length;
   const lossy = spec.precision !== "fp32" || spec.state.some(({ dtype }) => dtype !== "float32");
   /**
    * @param {import("../index.js").TensorFacts[]} list @param {any} stored
    * @param {number | null} tokens @param {number[]} once the axes of a tensor that has no tokens
    */
-  const tensors = (list, stored, tokens, once) =>
-    list.map((tensor) => {
+  const tensors = (list, stored, tokens, once) => {
+    need(Object.keys(stored).length === list.length, "its inputs or outputs");
+    return list.map((tensor) => {
       const { name, dtype } = tensor;
       const timed = isTimed(tensor);
       const sizes = tensor.shape.slice(timed ? 2 : 1).map(Number);
       const wanted = timed ? [batch, tokens, ...sizes] : [batch, ...once, ...sizes];
       const type = /** @type {"float32" | "int64"} */ (dtype);
-      const numbers = load(stored?.[name], name, type, wanted);
+      const numbers = load(stored[name], name, type, wanted);
       const size = sizes.reduce((a, b) => a * b, 1);
-      return { name, timed, sizes, size, data: numbers, count: numbers.length / batch / size };
+      const count = numbers.length / batch / size;
+      need(count <= Math.max(fed, steps), `${name} has more values than there are tokens`);
+      return { name, timed, sizes, size, data: numbers, count };
     });
+  };
   const inputs = tensors(namedInputs(spec), data.inputs, null, []);
   const outputs = tensors(signature(spec).outputs, data.outputs, fed, [steps]);
   /**

@@ -3,8 +3,10 @@
  * intact.
  */
 import { XLExportError, shown } from "./errors.js";
+import { fault, readFields } from "./files/fields.js";
 import { parseJson, utf8, withoutNumbers } from "./files/json.js";
 import { sha256 } from "./files/sha256.js";
+import { TABLES } from "./format-tables.js";
 import { Sampler } from "./text/sampler.js";
 
 /** @typedef {import("../index.js").Spec} Spec */
@@ -22,16 +24,9 @@ const SCHEMA = 1;
 export const SPEC = "spec.json";
 export const GRAPH = "step.onnx";
 export const WEIGHTS = "weights.bin";
-const VOCAB = "vocab.json";
 export const SAMPLING = "sampling.json";
 const AGAIN = "copy the whole folder again, or export the artefact again";
-const FILE_NAME = /^\w[\w.-]{0,99}$/;
 const MOST_BYTES = 2 ** 31; // of the memory of one stream; WebAssembly has 4 GiB in all
-const NAME = /^[A-Za-z_][\w-]{0,99}$/; // of an input or output of a step that is no language model
-const PROMISES = ["padding", "unequal", "cuts", "rows"]; // see docs/reference/step.md
-const MEMORY_TYPES = ["float32", "float16", "int8"];
-const FORMS = ["ring", "shift", "hidden", "own"];
-const TARGETS = ["onnxruntime", "tensorrt", "web"];
 
 /**
  * The spec in the bytes of a `spec.json`, its digest and its consistency verified.
@@ -39,16 +34,13 @@ const TARGETS = ["onnxruntime", "tensorrt", "web"];
  * @returns {Promise<{spec: Spec, identity: string}>}
  */
 export async function readSpec(bytes, where) {
-  const spec = parseJson(bytes, where);
-  if (typeof spec !== "object" || spec === null || Array.isArray(spec)) {
-    throw new XLExportError(`${where} is not the spec of an artefact; ${AGAIN}.`);
-  }
-  if (Number.isInteger(spec.schema) && spec.schema > SCHEMA) {
+  const stated = parseJson(bytes, where)?.schema;
+  if (Number.isInteger(stated) && stated > SCHEMA) {
     throw new XLExportError(
-      `${where} has schema ${spec.schema}, and this version reads up to ${SCHEMA}; take a newer ` +
-        "xl-export-web.",
+      `${where} has schema ${stated}, and this version reads up to ${SCHEMA}; take a newer xl-export-web.`,
     );
   }
+  const spec = readFields("spec", bytes, where);
   const text = utf8(bytes, where);
   const end = text.lastIndexOf('"digest"');
   // The digest must come last: it covers only the bytes before it.
@@ -56,7 +48,12 @@ export async function readSpec(bytes, where) {
   if (!last || spec.digest !== (await sha256(new TextEncoder().encode(text.slice(0, end))))) {
     throw new XLExportError(`${where} was altered: its digest does not match its content; ${AGAIN}.`);
   }
-  verify(spec, where);
+  for (const tensor of [...spec.inputs, ...spec.outputs])
+    for (const key of ["ids", "present", "when"]) if (tensor[key] === null) delete tensor[key];
+  spec.state = spec.inputs.filter((/** @type {any} */ tensor) => tensor.present);
+  const wrong = contradiction(spec);
+  if (wrong) throw new XLExportError(`${where} contradicts itself: ${wrong}; ${AGAIN}.`);
+  if (!spec.fixed_tokens.length) delete spec.fixed_tokens;
   return { spec, identity: await sha256(bytes) };
 }
 
@@ -103,80 +100,210 @@ export function readSampling(bytes, where) {
 }
 
 /**
- * Raises XLExportError unless a spec has the fields that this package reads, with values that can be.
- * @param {any} spec @param {string} where
+ * What of a spec does not follow from the rest, or does not fit it; "" for nothing. Python's `read_spec` and
+ * C++ have the same rules.
+ * @param {any} spec whose fields have their types
  */
-function verify(spec, where) {
-  const need = (/** @type {unknown} */ holds, /** @type {string} */ what) => {
-    if (!holds) throw new XLExportError(`${where} contradicts itself: ${what}; ${AGAIN}.`);
-  };
-  const size = (/** @type {unknown} */ value) =>
-    Number.isInteger(value) && Number(value) >= 1 && Number(value) <= 2 ** 24;
-  const object = (/** @type {unknown} */ value) =>
-    typeof value === "object" && value !== null && !Array.isArray(value);
-  need(spec.schema === SCHEMA, "its schema is no number that this version knows");
-  need(object(spec.model) && object(spec.rule) && object(spec.files), "model, rule or files are missing");
-  need(size(spec.model.vocab_size) || spec.model.vocab_size === 0, "its vocabulary has no size");
-  spec.without ??= [];
-  need(
-    Array.isArray(spec.without) && spec.without.every((/** @type {any} */ name) => PROMISES.includes(name)),
-    `it declines ${shown(spec.without)}`,
+function contradiction(spec) {
+  const { model, form, rule, storage, files, fixed_rows: rows, fixed_tokens: counts, without } = spec;
+  const { reaches, sublayers, layers, heads } = model;
+  const facts = TABLES.forms[form];
+  const own = facts.holds === "own";
+  const [answers, ...tolerances] = TABLES.limits[`${spec.precision} ${spec.memory_precision} ${spec.target}`];
+  const given = signature(spec);
+  const { inputs, outputs } = isLanguageModel(spec) ? languageModelTensors(model) : given;
+  const state = stateTensors(spec);
+  const after = state.map(({ present, dtype, shape }) => ({ name: present, dtype, shape }));
+  const traced = own || !isLanguageModel(spec) || without.length || rows;
+  const ascending = counts.every(
+    (/** @type {number} */ n, /** @type {number} */ i) => !i || counts[i - 1] < n,
   );
-  need(size(spec.rule.segment), "its rule has no segment length");
-  need(Number.isInteger(spec.rule.mem_len) && spec.rule.mem_len >= 0, "its rule has no memory length");
-  need(typeof spec.precision === "string", "precision is missing");
-  need(FORMS.includes(spec.form), `its memory has the form ${shown(spec.form)}`);
-  need(TARGETS.includes(spec.target), `its target is ${shown(spec.target)}`);
-  need([spec.tolerance, spec.mean_tolerance].every(Number.isFinite), "it has no tolerances");
-  for (const list of [spec.inputs, spec.outputs]) {
-    need(Array.isArray(list), "its inputs or outputs are no list");
-    const sound = (/** @type {any} */ t) => object(t) && typeof t.name === "string" && Array.isArray(t.shape);
-    need(list.every(sound), "an input or output has no name or shape");
-    const names = list.map((/** @type {any} */ tensor) => tensor.name);
-    need(new Set(names).size === names.length, "two tensors have one name");
-  }
-  const outputs = new Set(spec.outputs.map((/** @type {any} */ tensor) => tensor.name));
-  spec.state = spec.inputs.filter((/** @type {any} */ tensor) => tensor.present !== undefined);
-  for (const { present, dtype, shape } of spec.state) {
-    need(outputs.delete(present), "a memory tensor has no output of its own");
-    need(MEMORY_TYPES.includes(dtype), `a memory tensor has type ${shown(dtype)}`);
-    need(shape[0] === "batch" && shape.length <= 9, "a memory tensor has no batch");
-    const sizes = (/** @type {unknown} */ n) => Number.isInteger(n) && Number(n) >= 0 && Number(n) <= 2 ** 24;
-    need(shape.slice(1).every(sizes), "a memory tensor has no sizes");
-  }
-  if (!isLanguageModel(spec)) {
-    for (const { name, dtype, shape, ids } of [...namedInputs(spec), ...signature(spec).outputs]) {
-      need(NAME.test(name), `${shown(name)} is not the name of an input or output`);
-      need(ids === undefined ? ["float32", "int64"].includes(dtype) : size(ids), `${name} has no type`);
-      const sizes = shape.slice(shape[1] === "tokens" ? 2 : 1);
-      need(shape[0] === "batch" && shape.length <= 8 && sizes.every(size), `${name} has no sizes`);
+  const cuttable =
+    ascending &&
+    counts.includes(1) &&
+    counts.includes(rule.segment) &&
+    rows &&
+    storage === "external" &&
+    rule.mask === "same-length" &&
+    !without.includes("cuts");
+  const graphs = [
+    ...TABLES.graph_files[storage],
+    ...(counts.length ? graphsOf(spec).map(({ name }) => name) : []),
+  ];
+  const needed = [...graphs, ...TABLES.needed, ...(isLanguageModel(spec) ? [TABLES.vocabulary] : [])];
+  const missing = needed.filter((name) => !Object.hasOwn(files, name));
+  const square = reaches.length === layers && reaches.every((/** @type {any} */ row) => row.length === heads);
+  /** @type {[string, unknown][]} */
+  const contradictions = [
+    [
+      "its model has no sizes",
+      sublayers !== "own" && TABLES.sizes.some((/** @type {string} */ name) => !model[name]),
+    ],
+    ["reaches is not one for each head", reaches.length && !square],
+    ["only ring memory can be int8", spec.memory_precision === "int8" && !facts.circular],
+    ["memory_shapes is given, and its tensors follow from its model", spec.memory_shapes.length && !own],
+    [
+      "memory_shapes has too many tensors or axes",
+      spec.memory_shapes.length > TABLES.max_states ||
+        spec.memory_shapes.some((/** @type {number[]} */ shape) => shape.length > TABLES.max_axes),
+    ],
+    ["its memory is larger than any", !(bytesPerStream({ ...spec, state }) - 8 <= TABLES.max_row_bytes)],
+    ["its inputs or outputs are no step's", !isLanguageModel(spec) && !isStep(given)],
+    ["its inputs do not follow from its model", !sameTensors(spec.inputs, [...inputs, ...state])],
+    ["its outputs do not follow from its model", !sameTensors(spec.outputs, [...outputs, ...after])],
+    ["its answers do not follow from its precision", spec.answers !== answers],
+    [
+      "its tolerances do not follow from its precision",
+      spec.tolerance !== tolerances[0] || spec.mean_tolerance !== tolerances[1],
+    ],
+    ["its graph was written, and has what only traced ones have", spec.exporter === "graph" && traced],
+    ["its steps cannot be cut into its numbers of tokens", counts.length && !cuttable],
+    ["its graph has fixed sizes and a large vocabulary", rows && isSelective(model)],
+    [
+      "its weights are in its graph, and it lists others",
+      storage !== "external" &&
+        TABLES.external_files.some((/** @type {string} */ name) => Object.hasOwn(files, name)),
+    ],
+    [`it does not list ${missing.join(", ")}`, missing.length],
+  ];
+  return contradictions.find(([, holds]) => holds)?.[0] ?? "";
+}
+
+/** Whether the graph of a language model computes only the logits that are asked for. @param {any} model */
+const isSelective = (model) => model.cutoffs.length > 0 || model.vocab_size > TABLES.selective_from;
+
+/** The inputs and outputs of a language model. @param {any} model @returns {any} */
+function languageModelTensors(model) {
+  const [inputs, outputs] = TABLES.language_model[isSelective(model) ? "selective" : "plain"].map(
+    (/** @type {any[]} */ side) =>
+      side.map((tensor) => ({
+        ...tensor,
+        shape: tensor.shape.map((/** @type {any} */ size) =>
+          size === "vocab_size" ? model.vocab_size : size,
+        ),
+      })),
+  );
+  return { inputs, outputs };
+}
+
+/** The memory tensors that follow from a model, its rule and its form. @param {any} spec @returns {any[]} */
+function stateTensors(spec) {
+  const { model, rule, memory_shapes: shapes } = spec;
+  const { tensors, axes, holds } = TABLES.forms[spec.form];
+  const dtype = TABLES.memory_types[spec.memory_precision];
+  const rows =
+    holds === "own"
+      ? shapes.map((/** @type {number[]} */ row, /** @type {number} */ number) => ({
+          name: `${number}`,
+          row,
+        }))
+      : headGroups(spec).map(({ name, heads, mem_len }) => {
+          const { head_dim, d_model } = model;
+          /** @type {Record<string, number>} */
+          const sizes = { heads, mem_len, slots: mem_len + rule.segment, head_dim, d_model };
+          return { name, row: axes.map((/** @type {string} */ axis) => sizes[axis]) };
+        });
+  const named = (/** @type {string} */ template, /** @type {string} */ name) => template.replace("{}", name);
+  return rows.flatMap((/** @type {any} */ { name, row }) =>
+    tensors.flatMap((/** @type {[string, string]} */ [past, present]) => {
+      const tensor = {
+        name: named(past, name),
+        present: named(present, name),
+        dtype,
+        shape: ["batch", ...row],
+      };
+      if (dtype !== "int8") return [tensor];
+      const scale = { name: `${tensor.name}_scale`, present: `${tensor.present}_scale`, dtype: "float32" };
+      return [tensor, { ...scale, shape: ["batch", ...row.slice(0, -1), 1] }];
+    }),
+  );
+}
+
+/**
+ * The heads of each layer in groups of similar span, which share memory tensors (`head_groups` in Python).
+ * @param {any} spec @returns {{name: string, heads: number, mem_len: number}[]}
+ */
+function headGroups({ model, rule: { mem_len }, form }) {
+  const count = model.sublayers === "head-split" ? Math.floor(model.heads / 2) : model.heads;
+  if (!model.reaches.length)
+    return Array.from({ length: model.layers }, (_, layer) => ({ name: `${layer}`, heads: count, mem_len }));
+  const splits = TABLES.forms[form].holds === "keys";
+  return model.reaches.flatMap((/** @type {number[]} */ reaches, /** @type {number} */ layer) => {
+    const spans = reaches.map((reach) => Math.min(reach, mem_len));
+    /** @type {number[][]} */
+    const groups = [];
+    for (const head of [...spans.keys()].slice(0, count).sort((a, b) => reaches[b] - reaches[a])) {
+      const longest = groups.length ? spans[groups[groups.length - 1][0]] : spans[head];
+      const shorter = 2 * spans[head] < longest && longest - spans[head] >= TABLES.group_step;
+      if (!groups.length || (splits && shorter)) groups.push([]);
+      groups[groups.length - 1].push(head);
     }
-    const inputs = namedInputs(spec);
-    const types = inputs.every(({ dtype, ids }) => dtype === (ids === undefined ? "float32" : "int64"));
-    need(types, "an input is neither float32 nor ids");
-    need(inputs.some(isTimed), "no input has a value for each token");
-  }
-  need(bytesPerStream(spec) <= MOST_BYTES, "its memory is larger than WebAssembly can hold");
-  for (const [name, facts] of Object.entries(spec.files)) {
-    need(FILE_NAME.test(name), `it lists ${shown(name)}, a file outside its folder`);
-    need(
-      object(facts) &&
-        /^[0-9a-f]{64}$/.test(facts.sha256) &&
-        Number.isSafeInteger(facts.num_bytes) &&
-        facts.num_bytes >= 0,
-      `it does not say what ${name} holds`,
+    return groups.map((heads, number) => ({
+      name: groups.length === 1 ? `${layer}` : `${layer}.${number}`,
+      heads: heads.length,
+      mem_len: spans[heads[0]],
+    }));
+  });
+}
+
+/** @param {any[]} found @param {any[]} wanted */
+const sameTensors = (found, wanted) =>
+  found.length === wanted.length &&
+  found.every(({ name, dtype, shape, ids, present }, i) => {
+    const { shape: sizes, ...other } = wanted[i];
+    const same =
+      shape.length === sizes.length &&
+      shape.every((/** @type {any} */ size, /** @type {number} */ axis) => size === sizes[axis]);
+    return (
+      same && name === other.name && dtype === other.dtype && ids === other.ids && present === other.present
     );
-  }
-  const counts = spec.fixed_tokens ?? [1];
-  need(Array.isArray(counts) && counts.every(size) && counts.includes(1), "none of its graphs has one token");
-  const graphs = graphsOf(spec).map(({ name }) => name);
-  for (const name of isLanguageModel(spec) ? [...graphs, VOCAB] : graphs)
-    need(Object.hasOwn(spec.files, name), `it does not list ${name}`);
-  if (spec.target === "tensorrt") {
-    throw new XLExportError(
-      `${where} is written for TensorRT, which no browser has; export with --target onnxruntime or web.`,
-    );
-  }
+  });
+
+/**
+ * Whether these are inputs and outputs of a step that is no language model (`refuse_signature` in Python).
+ * @param {{inputs: any[], outputs: any[]}} signature
+ */
+function isStep({ inputs, outputs }) {
+  const named = inputs.slice(0, -1);
+  const [positions] = inputs.slice(-1);
+  const names = [...inputs, ...outputs].map(({ name }) => name);
+  const size = (/** @type {any} */ n) => typeof n === "number" && n >= 1 && n <= 2 ** 24;
+  const sound = (/** @type {any} */ { name, dtype, shape, ids }) =>
+    !fault(TABLES.name, name, name, "") &&
+    shape[0] === "batch" &&
+    shape.length <= TABLES.max_axes &&
+    shape.slice(shape[1] === "tokens" ? 2 : 1).every(size) &&
+    shape.slice(shape[1] === "tokens" ? 2 : 1).reduce((a, b) => a * b, 1) <= TABLES.max_value &&
+    (ids === undefined || dtype === "int64");
+  return (
+    named.length > 0 &&
+    outputs.length > 0 &&
+    sameTensors([positions], [{ name: "position_ids", dtype: "int64", shape: ["batch", "tokens"] }]) &&
+    new Set(names).size === names.length &&
+    [...named, ...outputs].every(sound) &&
+    named.every(({ dtype, ids }) => dtype === (ids === undefined ? "float32" : "int64")) &&
+    named.some(isTimed) &&
+    outputs.every(({ dtype }) => ["float32", "int64"].includes(dtype))
+  );
+}
+
+/**
+ * Raises XLExportError for an artefact that this package does not run.
+ * @param {Spec} spec @param {string} where
+ */
+export function refuseUnserved(spec, where) {
+  const refuse = (/** @type {boolean} */ holds, /** @type {string} */ why) => {
+    if (holds) throw new XLExportError(`${where} ${why}.`);
+  };
+  refuse(
+    spec.target === "tensorrt",
+    "is written for TensorRT, which no browser has; export with --target onnxruntime or web",
+  );
+  refuse(!Object.hasOwn(spec.files, GRAPH), `has no ${GRAPH}; export the run again without --ort`);
+  refuse(
+    bytesPerStream(spec) > MOST_BYTES,
+    "has a memory larger than WebAssembly can hold; export a smaller one",
+  );
 }
 
 /**

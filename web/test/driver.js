@@ -6,7 +6,7 @@ import { loadLibrary } from "../src/engine/runtime.js";
 import { sourceOf } from "../src/files/source.js";
 import { XLExportError, decode, open } from "../src/index.js";
 import { recommended } from "../src/open.js";
-import { writesInPlace } from "../src/spec.js";
+import { readSpec, writesInPlace } from "../src/spec.js";
 import { Random } from "../src/text/random.js";
 import { Sampler } from "../src/text/sampler.js";
 import { readVocabulary } from "../src/vocabulary/index.js";
@@ -42,6 +42,10 @@ const operations = {
   },
   async sampling({ folder }) {
     return new Sampler(await recommended(sourceOf(folder)));
+  },
+  async spec({ folder }) {
+    await readSpec(new Uint8Array(readFileSync(join(folder, "spec.json"))), "spec.json");
+    return {};
   },
   async check() {
     const { passed, tolerance, meanTolerance } = await model.check();
@@ -126,7 +130,13 @@ const operations = {
     const history = new Map(prompt.map((/** @type {number} */ token) => [token, 0]));
     for (const token of generated) history.set(token, (history.get(token) ?? 0) + 1);
     const sampler = new Sampler(settings(given));
-    return { token: sampler.draw(Float32Array.from(logits, (logit) => logit ?? NaN), history, uniform) };
+    return {
+      token: sampler.draw(
+        Float32Array.from(logits, (logit) => logit ?? NaN),
+        history,
+        uniform,
+      ),
+    };
   },
   uniforms({ seed, row }) {
     const random = new Random(seed, row);

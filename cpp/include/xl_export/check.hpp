@@ -42,22 +42,30 @@ struct Reference {
   std::map<std::string, StoredArray> arrays;      // the answers, and the inputs of any other step
 };
 
-inline StoredArray read_array(const json::Value& stored, const Named& named, const Bytes& content,
-                              std::size_t rows) {
-  const char* type = named.integers ? "int64" : "float32";
-  if (stored.at("file").string() != "reference.bin" || stored.at("dtype").string() != type)
-    throw json::Value::wrong(shown(named.name) + " is not " + type + " of reference.bin");
-  const auto most = static_cast<std::int64_t>(content.size());
-  const auto offset = static_cast<std::size_t>(stored.at("offset").integer(0, most));
-  double numbers = 1;
-  for (const json::Value& size : stored.at("shape").list())
-    numbers *= static_cast<double>(size.integer(0, most));
-  const std::size_t each = named.integers ? 8 : 4, room = (content.size() - offset) / each;
-  const auto count = numbers <= static_cast<double>(room) ? static_cast<std::size_t>(numbers) : room + 1;
+// The array of a tensor [rows, values, …]. least, most: of the values of each row; 0 if there is no such
+// axis.
+inline StoredArray read_array(const json::Value* stored, const Named& named, const Bytes& content,
+                              std::size_t rows, std::size_t least, std::size_t most) {
+  const auto refuse = [&](bool holds) {
+    if (holds) throw json::Value::wrong(shown(named.name) + " has another type or shape than its tensor");
+  };
+  refuse(!stored || stored->at("dtype").text != (named.integers ? "int64" : "float32"));
+  std::vector<std::int64_t> shape;
+  for (const json::Value& size : stored->at("shape").items) shape.push_back(size.integer());
+  std::vector<std::int64_t> wanted = {static_cast<std::int64_t>(rows)};
+  refuse(most && shape.size() < 2);
+  if (most) wanted.push_back(shape[1]);
+  wanted.insert(wanted.end(), named.sizes.begin(), named.sizes.end());
   StoredArray found;
-  found.values = count / rows / named.value_size();
-  if (count > room || found.values == 0 || count != found.values * rows * named.value_size())
-    throw json::Value::wrong(shown(named.name) + " has another shape than its tensor");
+  found.values = most ? static_cast<std::size_t>(shape[1]) : 1;
+  refuse(shape != wanted || (most && (found.values < least || found.values > most)));
+  const auto offset = static_cast<std::size_t>(stored->at("offset").integer());
+  const std::size_t each = named.integers ? 8 : 4;
+  double numbers = 1;  // perhaps more than any integer
+  for (const std::int64_t size : shape) numbers *= static_cast<double>(size);
+  if (offset > content.size() || numbers > static_cast<double>((content.size() - offset) / each))
+    throw json::Value::wrong(shown(named.name) + " does not fit into reference.bin");
+  const auto count = static_cast<std::size_t>(numbers);
   found.array.integers.resize(named.integers ? count : 0);
   found.array.floats.resize(named.integers ? 0 : count);
   void* target = named.integers ? static_cast<void*>(found.array.integers.data()) : found.array.floats.data();
@@ -68,9 +76,9 @@ inline StoredArray read_array(const json::Value& stored, const Named& named, con
 // The tokens of a language model, and its log-probabilities of each next token and of all after the last one.
 inline void read_tokens(Reference& reference, const json::Value& document, const Spec& spec,
                         const Bytes& content) {
-  for (const json::Value& row : document.at("tokens").list()) {
+  for (const json::Value& row : document.at("tokens").items) {
     reference.tokens.emplace_back();
-    for (const json::Value& token : row.list())
+    for (const json::Value& token : row.items)
       reference.tokens.back().push_back(token.integer(0, spec.vocabulary - 1));
     if (reference.tokens.back().size() != reference.count + 1)
       throw json::Value::wrong("its segments do not fit its tokens");
@@ -80,9 +88,9 @@ inline void read_tokens(Reference& reference, const json::Value& document, const
   Named log_probs, last;
   log_probs.name = "log_probs", last.name = "last", last.sizes = {spec.vocabulary};
   for (const Named* named : {&log_probs, &last}) {
-    StoredArray answers = read_array(document.at(named->name), *named, content, reference.rows);
-    if (answers.values != (named == &last ? 1 : reference.count))
-      throw json::Value::wrong("its answers have another shape than its tokens");
+    const std::size_t values = named == &last ? 0 : reference.count;
+    StoredArray answers =
+        read_array(&document.at(named->name), *named, content, reference.rows, values, values);
     // -inf is the answer for a token that cannot occur, as in a padded vocabulary.
     for (const float number : answers.array.floats)
       if (!(number < INFINITY)) throw json::Value::wrong("one of its answers is not a log-probability");
@@ -96,12 +104,13 @@ inline void read_outputs(Reference& reference, const json::Value& document, cons
   for (const auto* side : {&spec.inputs, &spec.outputs}) {
     const bool fed = side == &spec.inputs;
     const json::Value& stored = document.at(fed ? "inputs" : "outputs");
+    if (stored.keys.size() != side->size())
+      throw json::Value::wrong("its inputs or outputs are not the step's");
     for (const Named& named : *side) {
-      StoredArray array = read_array(stored.at(named.name), named, content, reference.rows);
-      const std::size_t wanted = named.timed ? reference.count : fed ? 1 : reference.segments.size();
-      if (fed && named.timed ? array.values > wanted : array.values != wanted)
-        throw json::Value::wrong(shown(named.name) + " has not one value for each token");
-      reference.arrays[named.name] = std::move(array);
+      const std::size_t most = named.timed ? reference.count : fed ? 0 : reference.segments.size();
+      const std::size_t least = named.timed && fed ? 1 : most;
+      reference.arrays[named.name] =
+          read_array(stored.find(named.name), named, content, reference.rows, least, most);
     }
   }
 }
@@ -112,15 +121,16 @@ inline Reference read_reference(const Session& session) {
   const Bytes text = read_verified(path, spec.files.at("reference.json"));
   const Bytes content = read_verified(session.folder() / "reference.bin", spec.files.at("reference.bin"));
   return naming(path, [&] {
-    const json::Value document = json::parse(as_text(text));
+    json::Value document = json::parse(as_text(text));
+    verify_fields(spec.language_model() ? "reference" : "step_reference", document);
     Reference reference;
-    for (const json::Value& segment : document.at("segments").list()) {
+    for (const json::Value& segment : document.at("segments").items) {
       reference.segments.push_back(static_cast<std::size_t>(segment.integer(1, spec.segment)));
       reference.count += reference.segments.back();
     }
-    for (const json::Value& step : document.at("restarts").list()) {
+    for (const json::Value& step : document.at("restarts").items) {
       reference.restarts.emplace_back();
-      for (const json::Value& restart : step.list()) reference.restarts.back().push_back(restart.boolean());
+      for (const json::Value& restart : step.items) reference.restarts.back().push_back(restart.boolean());
       reference.rows = reference.restarts.front().size();
       if (reference.restarts.back().size() != reference.rows || reference.rows == 0)
         throw json::Value::wrong("its restarts are not one for each row");
@@ -198,14 +208,16 @@ inline Array part_of(const StoredArray& stored, const Named& named, std::size_t 
       const auto append = [&](auto& to, const auto& from) {
         to.insert(to.end(), from.begin() + first, from.begin() + last);
       };
-      if (named.integers) append(part.integers, integers);
-      else append(part.floats, floats);
+      if (named.integers)
+        append(part.integers, integers);
+      else
+        append(part.floats, floats);
     }
   return part;
 }
 
-// What differences from an output are relative to: 1, and in a lower precision, whose limits are wide, the root
-// mean square of the output if that is smaller.
+// What differences from an output are relative to: 1, and in a lower precision, whose limits are wide, the
+// root mean square of the output if that is smaller.
 inline double scale_of(const Spec& spec, const Array& output) {
   double squares = 0;
   for (const float number : output.floats) squares += static_cast<double>(number) * number;

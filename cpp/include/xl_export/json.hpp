@@ -56,7 +56,7 @@ class Value {
     return text == "true";
   }
 
-  std::int64_t integer(std::int64_t least, std::int64_t most) const {
+  std::int64_t integer(std::int64_t least = INT64_MIN, std::int64_t most = INT64_MAX) const {
     std::int64_t value = 0;
     const char* end = text.data() + text.size();
     const auto parsed = std::from_chars(text.data(), end, value);
@@ -79,7 +79,6 @@ class Value {
 
   static Error wrong(const std::string& what) { return Error(Fault::artefact, what); }
 
- private:
   std::string shown_kind() const {
     static constexpr const char* names[] = {"null", "", "", "a string", "a list", "an object"};
     return kind == Kind::boolean || kind == Kind::number ? shown(text, 40)

@@ -5,15 +5,18 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <filesystem>
 #include <iterator>
 #include <map>
+#include <numeric>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "fields.hpp"
 #include "file.hpp"
-#include "json.hpp"
 
 namespace xl_export {
 
@@ -49,21 +52,21 @@ struct Named {
 
 // The contract of one artefact, as far as a loop needs it.
 struct Spec {
-  std::string identity;  // the SHA-256 of spec.json, by which saved streams name the artefact
-  std::string form;      // of the memory: ring, shift, hidden or own
+  std::string identity;   // the SHA-256 of spec.json, by which saved streams name the artefact
+  std::string form;       // of the memory: ring, shift, hidden or own
   std::string precision;  // of the weights
-  std::string target;    // onnxruntime, tensorrt or web
-  std::string storage;   // where graph and weights are: external, single-file or ort
+  std::string target;     // onnxruntime, tensorrt or web
+  std::string storage;    // where graph and weights are: external, single-file or ort
   double tolerance = 0, mean_tolerance = 0;  // of `check`, in nats
-  std::int64_t vocabulary = 0;  // V, the number of tokens; 0 of a step that is no language model
-  std::int64_t segment = 0;     // the most tokens of one step
-  std::int64_t memory = 0;      // the tokens that are remembered
-  std::int64_t opset = 0;       // of the graph's standard operators
-  bool selective = false;       // the graph computes only the distributions that are asked for
+  std::int64_t vocabulary = 0;               // V, the number of tokens; 0 of a step that is no language model
+  std::int64_t segment = 0;                  // the most tokens of one step
+  std::int64_t memory = 0;                   // the tokens that are remembered
+  std::int64_t opset = 0;                    // of the graph's standard operators
+  bool selective = false;                    // the graph computes only the distributions that are asked for
   std::vector<State> state;
-  std::vector<Named> inputs, outputs;  // of a step that is no language model, without the positions
-  std::set<std::string> without;       // the promises that the artefact does not keep
-  std::int64_t fixed_rows = 0;         // of every step, if the graph has fixed sizes; 0 for any
+  std::vector<Named> inputs, outputs;   // of a step that is no language model, without the positions
+  std::set<std::string> without;        // the promises that the artefact does not keep
+  std::int64_t fixed_rows = 0;          // of every step, if the graph has fixed sizes; 0 for any
   std::set<std::int64_t> fixed_tokens;  // then, of several graphs: the tokens of each; empty for `segment`
   std::map<std::string, detail::FileFacts> files;
 
@@ -111,147 +114,301 @@ struct Spec {
 namespace detail {
 
 constexpr std::uint64_t max_spec_bytes = 1 << 24;
-constexpr std::int64_t max_layers = 4096;
-constexpr std::size_t max_state = 4 * max_layers;  // memory tensors
 
-inline bool is_plain_name(const std::string& name) {
-  const auto word = [](char c) {
-    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
-  };
-  if (name.empty() || name.size() > 100 || !word(name[0])) return false;
-  return std::all_of(name.begin(), name.end(), [&](char c) { return word(c) || c == '.' || c == '-'; });
-}
+// A tensor as spec.json lists it.
+struct Tensor {
+  std::string name, dtype;
+  std::vector<std::string> shape;  // sizes as JSON writes them: 7, or "batch" in quotation marks
+  std::optional<std::string> present;
+  std::int64_t ids = 0;  // 0 if it has none
 
-inline State parse_state(const json::Value& entry) {
-  State state;
-  state.name = entry.at("name").string();
-  state.present = entry.at("present").string();
-  const std::string& dtype = entry.at("dtype").string();
-  if (dtype == "float16") state.dtype = ElementType::float16;
-  else if (dtype == "int8") state.dtype = ElementType::int8;
-  else if (dtype != "float32") throw json::Value::wrong("a memory tensor is of type " + shown(dtype));
-  const auto& shape = entry.at("shape").list();
-  if (shape.empty() || shape.size() > 9 || shape[0].string() != "batch")
-    throw json::Value::wrong("the shape of a memory tensor does not begin with its batch");
-  for (std::size_t axis = 1; axis < shape.size(); ++axis)
-    state.sizes.push_back(shape[axis].integer(0, max_size));
-  // One row of one tensor stays below 2^40 bytes, also without the sizes that are 0, so no product of sizes
-  // overflows in any order.
-  double bytes = 4;
-  for (const std::int64_t size : state.sizes) bytes *= static_cast<double>(std::max<std::int64_t>(1, size));
-  if (bytes > 1e12) throw json::Value::wrong("a memory tensor has more than 10^12 bytes");
-  return state;
-}
-
-inline Named parse_named(const json::Value& entry) {
-  Named named;
-  named.name = entry.at("name").string();
-  const std::string& dtype = entry.at("dtype").string();
-  named.integers = dtype == "int64";
-  if (!named.integers && dtype != "float32") throw json::Value::wrong("a tensor is of type " + shown(dtype));
-  if (const json::Value* ids = entry.find("ids")) named.ids = ids->integer(1, max_size);
-  const auto& shape = entry.at("shape").list();
-  if (shape.empty() || shape.size() > 8 || shape[0].string() != "batch")
-    throw json::Value::wrong("the shape of " + shown(named.name) + " does not begin with its batch");
-  named.timed = shape.size() > 1 && shape[1].is(json::Kind::string) && shape[1].string() == "tokens";
-  double numbers = 1;
-  for (std::size_t axis = named.timed ? 2 : 1; axis < shape.size(); ++axis) {
-    named.sizes.push_back(shape[axis].integer(1, max_size));
-    numbers *= static_cast<double>(named.sizes.back());
+  bool operator==(const Tensor& other) const {
+    return name == other.name && dtype == other.dtype && shape == other.shape && present == other.present &&
+           ids == other.ids;
   }
-  if (numbers > 1e9)
-    throw json::Value::wrong("a value of " + shown(named.name) + " has more than 10^9 numbers");
-  return named;
+};
+
+using Tensors = std::vector<Tensor>;
+
+inline const char* const batch_axis = "\"batch\"";
+inline const char* const tokens_axis = "\"tokens\"";
+
+inline Tensors read_tensors(const json::Value& list) {
+  Tensors tensors;
+  for (const json::Value& entry : list.items) {
+    tensors.push_back({entry.at("name").text, entry.at("dtype").text, {}, {}, 0});
+    for (const json::Value& size : entry.at("shape").items)
+      tensors.back().shape.push_back(size.is(json::Kind::string) ? '"' + size.text + '"'
+                                                                 : std::to_string(size.integer()));
+    const json::Value *present = entry.find("present"), *ids = entry.find("ids");
+    if (present && present->is(json::Kind::string)) tensors.back().present = present->text;
+    if (ids && ids->is(json::Kind::number)) tensors.back().ids = ids->integer();
+  }
+  return tensors;
 }
 
-// The inputs and outputs of a step that is no language model.
-inline void add_named(Spec& spec, const json::Value& document) {
-  std::set<std::string> names, after;
-  for (const State& state : spec.state) after.insert(state.present);
-  for (const json::Value& entry : document.at("inputs").list())
-    if (!entry.find("present")) spec.inputs.push_back(parse_named(entry));
-  if (spec.inputs.size() < 2 || spec.inputs.back().name != "position_ids")
-    throw json::Value::wrong("its step has no inputs, or position_ids is not the last of them");
-  spec.inputs.pop_back();
-  for (const json::Value& entry : document.at("outputs").list())
-    if (!after.count(entry.at("name").string())) spec.outputs.push_back(parse_named(entry));
-  if (spec.outputs.empty()) throw json::Value::wrong("its step has no outputs");
-  bool timed = false;
-  for (const auto* side : {&spec.inputs, &spec.outputs})
-    for (const Named& named : *side) {
-      if (!names.insert(named.name).second) throw json::Value::wrong("two tensors have one name");
-      if (side == &spec.inputs && named.integers != (named.ids > 0))
-        throw json::Value::wrong("an input is neither float32 nor ids");
-      timed = timed || (side == &spec.inputs && named.timed);
+// Of heads that share memory tensors.
+struct HeadGroup {
+  std::string name;
+  std::int64_t heads, mem_len;
+};
+
+// The heads of each layer in groups of similar span (`head_groups` in runtimes/contract/tensors.py).
+inline std::vector<HeadGroup> head_groups(const json::Value& model, std::int64_t mem_len, bool splits) {
+  const std::int64_t all = model.at("heads").integer(), layers = model.at("layers").integer();
+  const std::int64_t count = model.at("sublayers").text == "head-split" ? all / 2 : all;
+  const std::vector<json::Value>& reaches = model.at("reaches").items;
+  std::vector<HeadGroup> found;
+  for (std::int64_t layer = 0; layer < layers; ++layer) {
+    if (reaches.empty()) {
+      found.push_back({std::to_string(layer), count, mem_len});
+      continue;
     }
-  if (!timed) throw json::Value::wrong("no input of its step has a value for each token");
+    std::vector<std::int64_t> reach, order(static_cast<std::size_t>(count));
+    for (const json::Value& each : reaches[static_cast<std::size_t>(layer)].items)
+      reach.push_back(each.integer());
+    const auto reach_of = [&](std::int64_t head) { return reach[static_cast<std::size_t>(head)]; };
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(),
+                     [&](std::int64_t a, std::int64_t b) { return reach_of(a) > reach_of(b); });
+    std::vector<HeadGroup> groups;
+    for (const std::int64_t head : order) {
+      const std::int64_t span = std::min(reach_of(head), mem_len);
+      const std::int64_t longest = groups.empty() ? span : groups.back().mem_len;
+      const bool shorter = 2 * span < longest && longest - span >= table("group_step").integer();
+      if (groups.empty() || (splits && shorter))
+        groups.push_back({std::to_string(layer) + "." + std::to_string(groups.size()), 0, span});
+      ++groups.back().heads;
+    }
+    if (groups.size() == 1) groups[0].name = std::to_string(layer);
+    found.insert(found.end(), groups.begin(), groups.end());
+  }
+  return found;
 }
 
-// Throws unless a value is one of those that the format names.
-inline const std::string& one_of(const char* field, const std::string& value,
-                                 std::initializer_list<const char*> known) {
-  if (std::find(known.begin(), known.end(), value) == known.end())
-    throw json::Value::wrong(std::string("its ") + field + " is " + shown(value));
-  return value;
+// The memory tensors that follow from a model, its rule and its form. The rules of `contradiction` hold.
+inline Tensors state_tensors(const json::Value& document) {
+  const json::Value &model = document.at("model"), &rule = document.at("rule");
+  const json::Value& form = table("forms").at(document.at("form").text);
+  const std::string& dtype = table("memory_types").at(document.at("memory_precision").text).text;
+  const std::string& holds = form.at("holds").text;
+  std::vector<std::pair<std::string, std::vector<std::string>>> rows;
+  for (const json::Value& shape : document.at("memory_shapes").items) {
+    rows.push_back({std::to_string(rows.size()), {}});
+    for (const json::Value& size : shape.items) rows.back().second.push_back(std::to_string(size.integer()));
+  }
+  if (holds != "own")
+    for (const HeadGroup& group : head_groups(model, rule.at("mem_len").integer(), holds == "keys")) {
+      rows.push_back({group.name, {}});
+      for (const json::Value& axis : form.at("axes").items) {
+        const std::int64_t size = axis.text == "heads"     ? group.heads
+                                  : axis.text == "mem_len" ? group.mem_len
+                                  : axis.text == "slots"   ? group.mem_len + rule.at("segment").integer()
+                                                           : model.at(axis.text).integer();
+        rows.back().second.push_back(std::to_string(size));
+      }
+    }
+  Tensors found;
+  for (auto& [name, row] : rows) {
+    row.insert(row.begin(), batch_axis);
+    for (const json::Value& pair : form.at("tensors").items) {
+      const auto named = [&, group = name](std::size_t which) {
+        std::string text = pair.items[which].text;
+        return text.replace(text.find("{}"), 2, group);
+      };
+      found.push_back({named(0), dtype, row, named(1), 0});
+      if (dtype != "int8") continue;
+      found.push_back({named(0) + "_scale", "float32", row, named(1) + "_scale", 0});
+      found.back().shape.back() = "1";
+    }
+  }
+  return found;
+}
+
+inline bool is_selective(const json::Value& model) {
+  return !model.at("cutoffs").items.empty() ||
+         model.at("vocab_size").integer() > table("selective_from").integer();
+}
+
+// The inputs or outputs (which: 0 or 1) of a language model.
+inline Tensors language_model_tensors(const json::Value& model, std::size_t which) {
+  const char* kind = is_selective(model) ? "selective" : "plain";
+  Tensors found = read_tensors(table("language_model").at(kind).items[which]);
+  for (Tensor& tensor : found)
+    std::replace(tensor.shape.begin(), tensor.shape.end(), std::string("\"vocab_size\""),
+                 std::to_string(model.at("vocab_size").integer()));
+  return found;
+}
+
+// The sizes of a tensor after its batch, and its tokens if it has them; -1 for any other name.
+inline std::vector<std::int64_t> sizes_of(const Tensor& tensor, std::size_t from) {
+  std::vector<std::int64_t> sizes;
+  for (std::size_t axis = from; axis < tensor.shape.size(); ++axis)
+    sizes.push_back(tensor.shape[axis][0] == '"' ? -1 : std::stoll(tensor.shape[axis]));
+  return sizes;
+}
+
+inline bool is_timed(const Tensor& tensor) {
+  return tensor.shape.size() > 1 && tensor.shape[1] == tokens_axis;
+}
+
+// Whether these are inputs and outputs of a step that is no language model (`refuse_signature` in Python).
+inline bool is_step(const Tensors& inputs, const Tensors& outputs) {
+  const Tensor positions = {"position_ids", "int64", {batch_axis, tokens_axis}, {}, 0};
+  if (inputs.size() < 2 || outputs.empty() || !(inputs.back() == positions)) return false;
+  std::set<std::string> names = {positions.name};
+  bool timed = false;
+  for (const Tensors* side : {&inputs, &outputs})
+    for (const Tensor& tensor : *side) {
+      if (&tensor == &inputs.back()) continue;
+      json::Value name;
+      name.kind = json::Kind::string, name.text = tensor.name;
+      const bool first = names.insert(tensor.name).second, input = side == &inputs;
+      const std::vector<std::int64_t> sizes = sizes_of(tensor, is_timed(tensor) ? 2 : 1);
+      double numbers = 1;
+      for (const std::int64_t size : sizes) numbers *= static_cast<double>(size);
+      const bool sound = tensor.shape.size() <= static_cast<std::size_t>(table("max_axes").integer()) &&
+                         !tensor.shape.empty() && tensor.shape[0] == batch_axis &&
+                         numbers <= table("max_value").number() &&
+                         std::all_of(sizes.begin(), sizes.end(),
+                                     [](std::int64_t size) { return size >= 1 && size <= max_size; });
+      const bool typed =
+          tensor.dtype == "int64" ? !input || tensor.ids : tensor.dtype == "float32" && !tensor.ids;
+      if (!first || !fault(table("name"), name, "").empty() || !sound || !typed) return false;
+      timed = timed || (input && is_timed(tensor));
+    }
+  return timed;
+}
+
+inline bool contains(const std::vector<json::Value>& list, const std::string& text) {
+  return std::any_of(list.begin(), list.end(), [&](const json::Value& each) { return each.text == text; });
+}
+
+// Of a product of sizes, as a double, because it may be larger than any integer.
+inline double row_bytes_of(const Tensors& state) {
+  double sum = 0;
+  for (const Tensor& tensor : state) {
+    double bytes = tensor.dtype == "int8" ? 1 : tensor.dtype == "float16" ? 2 : 4;
+    for (const std::int64_t size : sizes_of(tensor, 1)) bytes *= static_cast<double>(size);
+    sum += bytes;
+  }
+  return sum;
+}
+
+// Throws if a spec, whose fields have their types, contradicts itself. Python's `read_spec` and JavaScript
+// have the same rules. Returns its memory tensors.
+inline Tensors refuse_contradictions(const Spec& spec, const json::Value& document, const Tensors& inputs,
+                                     const Tensors& outputs) {
+  const auto refuse = [](bool holds, const std::string& what) {
+    if (holds) throw json::Value::wrong(what);
+  };
+  const json::Value &model = document.at("model"), &rule = document.at("rule");
+  const json::Value &shapes = document.at("memory_shapes"), &reaches = model.at("reaches");
+  const json::Value& form = table("forms").at(spec.form);
+  const std::string& memory_precision = document.at("memory_precision").text;
+  const bool own = form.at("holds").text == "own", graph = document.at("exporter").text == "graph";
+  if (model.at("sublayers").text != "own")
+    for (const json::Value& size : table("sizes").items)
+      refuse(model.at(size.text).integer() == 0, "its model has no " + size.text);
+  const auto layers = static_cast<std::size_t>(model.at("layers").integer());
+  refuse(!reaches.items.empty() && reaches.items.size() != layers, "reaches is not one for each layer");
+  for (const json::Value& row : reaches.items)
+    refuse(row.items.size() != static_cast<std::size_t>(model.at("heads").integer()),
+           "reaches is not one for each head");
+  refuse(memory_precision == "int8" && !form.at("circular").boolean(), "only ring memory can be int8");
+  refuse(!shapes.items.empty() && !own, "memory_shapes is given, and its tensors follow from its model");
+  refuse(shapes.items.size() > static_cast<std::size_t>(table("max_states").integer()),
+         "it has more memory tensors than any model");
+  for (const json::Value& shape : shapes.items)
+    refuse(shape.items.size() > static_cast<std::size_t>(table("max_axes").integer()),
+           "a memory tensor has too many axes");
+  const Tensors state = state_tensors(document);
+  refuse(row_bytes_of(state) > table("max_row_bytes").number(), "its memory is larger than any");
+  const bool words = spec.language_model();
+  refuse(!words && !is_step(inputs, outputs), "its inputs or outputs are no step's");
+  Tensors wanted_inputs = words ? language_model_tensors(model, 0) : inputs;
+  Tensors wanted_outputs = words ? language_model_tensors(model, 1) : outputs;
+  for (const Tensor& past : state) {
+    wanted_inputs.push_back(past);
+    wanted_outputs.push_back({*past.present, past.dtype, past.shape, {}, 0});
+  }
+  refuse(read_tensors(document.at("inputs")) != wanted_inputs ||
+             read_tensors(document.at("outputs")) != wanted_outputs,
+         "its inputs or outputs do not follow from its model");
+  const json::Value& limits = table("limits").at(spec.precision + " " + memory_precision + " " + spec.target);
+  refuse(document.at("answers").text != limits.items[0].text || spec.tolerance != limits.items[1].number() ||
+             spec.mean_tolerance != limits.items[2].number(),
+         "its answers or tolerances do not follow from its precision");
+  refuse(graph && (own || !words || !spec.without.empty() || spec.fixed_rows),
+         "its graph was written, and has what only traced ones have");
+  const std::vector<json::Value>& counts = document.at("fixed_tokens").items;
+  const bool ascending = counts.size() == spec.fixed_tokens.size() &&
+                         std::is_sorted(counts.begin(), counts.end(), [](const auto& a, const auto& b) {
+                           return a.integer() < b.integer();
+                         });
+  const bool cuttable = ascending && spec.fixed_tokens.count(1) && spec.fixed_tokens.count(spec.segment) &&
+                        spec.fixed_rows && spec.storage == "external" &&
+                        rule.at("mask").text == "same-length" && !spec.without.count("cuts");
+  refuse(!counts.empty() && !cuttable, "its steps cannot be cut into its numbers of tokens");
+  refuse(spec.fixed_rows && spec.selective, "its graph has fixed sizes and a large vocabulary");
+  for (const json::Value& name : table("external_files").items)
+    refuse(spec.storage != "external" && spec.has(name.text),
+           "its weights are in its graph, and it lists " + name.text);
+  std::set<std::string> needed;
+  for (const json::Value& name : table("graph_files").at(spec.storage).items) needed.insert(name.text);
+  for (const json::Value& name : table("needed").items) needed.insert(name.text);
+  if (words) needed.insert(table("vocabulary").text);
+  for (const std::int64_t tokens : spec.fixed_tokens) needed.insert(spec.graph_of(tokens));
+  for (const std::string& name : needed) refuse(!spec.has(name), "it does not list " + name);
+  return state;
 }
 
 inline Spec parse_fields(const json::Value& document) {
   Spec spec;
-  const json::Value& model = document.at("model");
-  const json::Value& rule = document.at("rule");
-  const auto word = [&](const char* field, std::initializer_list<const char*> known) {
-    return one_of(field, document.at(field).string(), known);
-  };
-  spec.vocabulary = model.at("vocab_size").integer(0, max_size);
-  model.at("layers").integer(0, max_layers);
-  spec.segment = rule.at("segment").integer(1, max_size);
-  spec.memory = rule.at("mem_len").integer(0, max_size);
-  spec.opset = document.at("opset").integer(1, 1000);
-  spec.precision = document.at("precision").string();
-  spec.form = word("form", {"ring", "shift", "hidden", "own"});
-  spec.storage = word("storage", {"external", "single-file", "ort"});
-  spec.target = word("target", {"onnxruntime", "tensorrt", "web"});
+  const json::Value &model = document.at("model"), &rule = document.at("rule");
+  spec.vocabulary = model.at("vocab_size").integer();
+  spec.segment = rule.at("segment").integer();
+  spec.memory = rule.at("mem_len").integer();
+  spec.opset = document.at("opset").integer();
+  spec.precision = document.at("precision").text;
+  spec.form = document.at("form").text;
+  spec.storage = document.at("storage").text;
+  spec.target = document.at("target").text;
   spec.tolerance = document.at("tolerance").number();
   spec.mean_tolerance = document.at("mean_tolerance").number();
-  // Saved streams use these two names for other things.
-  std::set<std::string> names = {"positions", "__metadata__"};
-  const auto& inputs = document.at("inputs").list();
-  for (const json::Value& entry : inputs) {
-    if (entry.at("name").string() == "logit_rows") spec.selective = true;
-    if (!entry.find("present")) continue;
-    if (spec.state.size() == max_state) throw json::Value::wrong("it has more memory tensors than any model");
-    spec.state.push_back(parse_state(entry));
-    if (!names.insert(spec.state.back().name).second || !names.insert(spec.state.back().present).second)
-      throw json::Value::wrong("two memory tensors have one name, or one has a name of saved streams");
-  }
-  if (!spec.language_model()) add_named(spec, document);
-  if (const json::Value* without = document.find("without"))
-    for (const json::Value& promise : without->list())
-      spec.without.insert(one_of("without", promise.string(), {"padding", "unequal", "cuts", "rows"}));
-  if (const json::Value* rows = document.find("fixed_rows")) spec.fixed_rows = rows->integer(1, 65536);
-  if (spec.fixed_rows && spec.selective)
-    throw json::Value::wrong("its graph has fixed sizes and a large vocabulary");
-  if (const json::Value* tokens = document.find("fixed_tokens")) {
-    for (const json::Value& count : tokens->list())
-      spec.fixed_tokens.insert(count.integer(1, spec.segment));
-    if (!spec.fixed_rows || !spec.fixed_tokens.count(1))
-      throw json::Value::wrong("its graphs have no fixed sizes, or none has one token");
-  }
+  spec.selective = is_selective(model);
+  for (const json::Value& promise : document.at("without").items) spec.without.insert(promise.text);
+  const json::Value* rows = document.find("fixed_rows");
+  if (rows && !rows->is(json::Kind::null)) spec.fixed_rows = rows->integer();
+  for (const json::Value& count : document.at("fixed_tokens").items)
+    spec.fixed_tokens.insert(count.integer());
   const json::Value& files = document.at("files");
-  if (!files.is(json::Kind::object)) throw json::Value::wrong("its files are no object");
-  for (std::size_t index = 0; index < files.keys.size(); ++index) {
-    const std::string& name = files.keys[index];
-    if (!is_plain_name(name)) throw json::Value::wrong("it lists a file outside its folder");
-    const json::Value& facts = files.items[index];
-    spec.files[name] = {facts.at("sha256").string(),
-                        static_cast<std::uint64_t>(facts.at("num_bytes").integer(0, INT64_MAX))};
+  for (std::size_t index = 0; index < files.keys.size(); ++index)
+    spec.files[files.keys[index]] = {
+        files.items[index].at("sha256").text,
+        static_cast<std::uint64_t>(files.items[index].at("num_bytes").integer())};
+  Tensors inputs, outputs;
+  std::set<std::string> after;
+  for (const Tensor& tensor : read_tensors(document.at("inputs")))
+    if (!tensor.present)
+      inputs.push_back(tensor);
+    else
+      after.insert(*tensor.present);
+  for (const Tensor& tensor : read_tensors(document.at("outputs")))
+    if (!after.count(tensor.name)) outputs.push_back(tensor);
+  for (const Tensor& tensor : refuse_contradictions(spec, document, inputs, outputs)) {
+    const ElementType dtype = tensor.dtype == "int8"      ? ElementType::int8
+                              : tensor.dtype == "float16" ? ElementType::float16
+                                                          : ElementType::float32;
+    spec.state.push_back({tensor.name, *tensor.present, dtype, sizes_of(tensor, 1)});
   }
-  std::set<std::string> needed = {spec.graph_file(), "reference.json", "reference.bin"};
-  if (spec.language_model()) needed.insert("vocab.json");
-  if (spec.storage == "external") needed.insert("weights.bin");
-  for (const std::int64_t tokens : spec.fixed_tokens) needed.insert(spec.graph_of(tokens));
-  for (const std::string& name : needed)
-    if (!spec.has(name)) throw json::Value::wrong("it does not list " + name);
+  if (spec.language_model()) return spec;
+  inputs.pop_back();  // the positions
+  for (const Tensors* side : {&inputs, &outputs})
+    for (const Tensor& tensor : *side)
+      (side == &inputs ? spec.inputs : spec.outputs)
+          .push_back({tensor.name, tensor.dtype == "int64", tensor.ids, is_timed(tensor),
+                      sizes_of(tensor, is_timed(tensor) ? 2 : 1)});
   return spec;
 }
 
@@ -275,14 +432,15 @@ inline Spec read_spec(const std::filesystem::path& folder) {
                                      " is not an artefact: it has no spec.json; make one with "
                                      "`xl-export export RUN --out ARTEFACT`.");
   const Bytes bytes = read_file(path, max_spec_bytes);
-  const json::Value document = naming(path, [&] { return json::parse(as_text(bytes)); });
-  const std::int64_t schema = naming(path, [&] { return document.at("schema").integer(1, INT64_MAX); });
+  json::Value document = naming(path, [&] { return json::parse(as_text(bytes)); });
+  const json::Value* stated = naming(path, [&] { return document.find("schema"); });
+  const std::int64_t schema = stated && stated->is(json::Kind::number) ? std::atoll(stated->text.c_str()) : 1;
   if (schema > 1)
     throw Error(Fault::artefact, path.string() + " has schema " + std::to_string(schema) +
                                      ", and this program reads schema 1; compile it with a newer release, or "
                                      "export the artefact with an older one.");
   return naming(path, [&] {
-    Spec spec = parse_fields(document);
+    verify_fields("spec", document);
     // The digest is over all bytes before it, so it does not depend on how a parser reads numbers.
     const std::string& stated = document.at("digest").string();
     const std::size_t head = std::min(as_text(bytes).rfind("\"digest\""), bytes.size());
@@ -290,6 +448,7 @@ inline Spec read_spec(const std::filesystem::path& folder) {
     const bool last = as_text(bytes).find(',', head) == std::string_view::npos;
     if (!last || sha256(bytes.data(), head) != stated)
       throw json::Value::wrong("it was altered: its digest does not match its content");
+    Spec spec = parse_fields(document);
     spec.identity = sha256(bytes.data(), bytes.size());
     return spec;
   });

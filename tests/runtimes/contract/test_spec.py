@@ -137,7 +137,7 @@ def test_a_language_model_with_all_promises_keeps_its_bytes(tmp_path: Path) -> N
 def test_own_memory_of_a_written_graph_is_refused(tmp_path: Path) -> None:
     shapes = ((3,),)
     save_spec(tmp_path, make_spec("own", memory_shapes=shapes))
-    with pytest.raises(ArtefactError, match="memory of the form own, which no written graph has"):
+    with pytest.raises(ArtefactError, match="its graph was written"):
         load_spec(tmp_path)
 
 
@@ -224,7 +224,7 @@ def test_an_altered_spec_does_not_match_its_digest(artefact: Path) -> None:
             load_spec(artefact)
 
 
-OUTSIDE = ["../x", "/etc/hostname", "..", ".", "", "a/b", "a\\b", "a\0b", "C:x", "x" * 5000, "\ud800"]
+OUTSIDE = ["../x", "/etc/hostname", "..", ".", "", "a/b", "a\\b", "a\0b", "C:x", "x" * 5000]
 FACTS = {"sha256": "0" * 64, "num_bytes": 1}
 OTHER, LISTS = (
     "damaged or of another version of xl-export",
@@ -235,10 +235,7 @@ SEALED: list[tuple[Change, str]] = [
     (lambda spec: spec.pop("rule"), OTHER),
     (lambda spec: spec.update(more=1), OTHER),
     (lambda spec: spec.update(schema=0), "schema"),
-    *(
-        (lambda spec, n=n: spec["files"].update({n: FACTS}), "lists a file outside its folder")
-        for n in OUTSIDE
-    ),
+    *((lambda spec, n=n: spec["files"].update({n: FACTS}), "a file in its folder") for n in OUTSIDE),
     *(
         (lambda spec, name=name: spec["files"].pop(name), f"does not list {name}")
         for name in (GRAPH, WEIGHTS, VOCAB, REFERENCE, ANSWERS)

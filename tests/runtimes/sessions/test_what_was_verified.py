@@ -89,14 +89,13 @@ def test_a_large_file_is_verified_before_its_use_ends(altered: bool, tmp_path: P
 
 
 @pytest.mark.parametrize("name", [WEIGHTS, GRAPH])  # a large file and a small one
-@pytest.mark.parametrize("size", [10**15, -1])
 def test_a_stated_size_is_refused_before_memory_is_taken(
-    name: str, size: int, artefact: Path, reseal: Callable[..., None]
+    name: str, artefact: Path, reseal: Callable[..., None]
 ) -> None:
     files = json.loads((artefact / "spec.json").read_text())["files"]
-    files[name]["num_bytes"] = size
+    files[name]["num_bytes"] = 10**15
     reseal(artefact, files=files)
-    with pytest.raises(ArtefactError, match=rf"{name} has \d+ bytes, expected {size};"):
+    with pytest.raises(ArtefactError, match=rf"{name} has \d+ bytes, expected 1000000000000000;"):
         open_session(artefact)
 
 

@@ -91,8 +91,8 @@ MISTAKES = [
     ("model.norm_epsilon=0", "model.norm_epsilon is 0.0; expected above 0 to below 1"),
     ("optimizer.lr=1e31", r"optimizer.lr is 1e\+31; expected above 0 to 1e30"),
     ("seed=9223372036854775808", "seed is 9223372036854775808; expected 0 to below 9,223"),
-    ("training.segment=0", "segment is 0"),
-    ("evaluation.mem_len=1000000000000", "mem_len is 1000000000000"),
+    ("training.segment=0", "'segment': expected a whole number from 1"),
+    ("evaluation.mem_len=1000000000000", "'mem_len': expected a whole number from 0"),
     # values that do not fit each other
     ("accumulate=3", "accumulate is 3; expected a divisor of batch, which is 16"),
     ("steps=10 schedule.warmup_steps=8 schedule.fine_tune_steps=3", "fit into steps"),
