@@ -52,6 +52,10 @@ def table(name: str, codes: set[int]) -> str:
     return f"inline constexpr std::uint32_t {name}[] = {{\n{body}}};\n\n"
 
 
+def source() -> str:
+    """The text of the file."""
+    return HEAD + table("letter_runs", inside(r"\p{L}")) + table("number_runs", inside(r"\p{N}")) + TAIL
+
+
 if __name__ == "__main__":
-    tables = table("letter_runs", inside(r"\p{L}")) + table("number_runs", inside(r"\p{N}"))
-    TARGET.write_text(HEAD + tables + TAIL)
+    TARGET.write_text(source())

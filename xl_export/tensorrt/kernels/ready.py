@@ -12,6 +12,7 @@ import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from runtimes.base.files import read_json, write_json
 from runtimes.base.records import json_text
@@ -78,7 +79,8 @@ constexpr RingKernel RING_KERNELS[] = {
 """
 
 
-def main() -> None:
+def ready_document() -> dict[str, list[dict[str, Any]]]:
+    """The kernels of `devices --try`, as FILE has them."""
     document = {}
     for name, (case, tactic, oldest) in READY.items():
         kernels = compile_pair(
@@ -91,9 +93,9 @@ def main() -> None:
             dtype=case.dtype,
         )
         document[name] = [dataclasses.asdict(kernel) for kernel in kernels]
-    write_json(FILE, document)
-    RING_FILE.write_text(ring_source())
+    return document
 
 
 if __name__ == "__main__":
-    main()
+    write_json(FILE, ready_document())
+    RING_FILE.write_text(ring_source())
