@@ -31,7 +31,7 @@ from trainer.model.config import SpanConfig
 from xl_export.artefact.export import export
 from xl_export.serve.core.admission import EngineSettings
 from xl_export.serve.core.engine import dependence_of_rows
-from xl_export.serve.core.running import Rows
+from xl_export.serve.core.running import rows_of
 
 # What one node of the graph computes: a whole layer, as in small models, or only its attention.
 NODES = ("layers", "attention")
@@ -174,7 +174,7 @@ def test_products_are_precise_and_alike_in_every_batch(
     assert report.kernel == "fused"
     assert report.max_difference < (5e-5 if precision in ("fp32", "int8-stored") else 1e-3)
     session = OrtSession.open(artefact, kernel="fused")
-    assert dependence_of_rows(session, EngineSettings(), Rows(session, 32)) is None
+    assert dependence_of_rows(session, EngineSettings(), rows_of(session, 32)) is None
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])

@@ -21,7 +21,6 @@ from tests.runtimes.tasks.independent_texts import same_as_alone, some_texts
 from tests.xl_export.tracing import modules
 from tests.xl_export.tracing.modules import RULE, VOCAB
 from xl_export import trace
-from xl_export.serve.core.engine import refuse_unserved
 
 pytestmark = pytest.mark.usefixtures("fast_traces")
 TEXT = b"Each artefact of a module runs as every other artefact does."
@@ -131,8 +130,6 @@ def test_a_ring_whose_rows_advance_together_says_why(
     vars(session)["spec"] = dataclasses.replace(load_spec(traced["Ring"]), **changes)
     with pytest.raises(UserError, match=message):
         session.step(np.zeros((2, 4), int), session.start(2), lengths=np.array([1, 4]))
-    with pytest.raises(UserError, match=message):
-        refuse_unserved(session)
 
 
 @pytest.mark.slow
