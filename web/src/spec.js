@@ -273,7 +273,9 @@ function isStep({ inputs, outputs }) {
     shape[0] === "batch" &&
     shape.length <= TABLES.max_axes &&
     shape.slice(shape[1] === "tokens" ? 2 : 1).every(size) &&
-    shape.slice(shape[1] === "tokens" ? 2 : 1).reduce((a, b) => a * b, 1) <= TABLES.max_value &&
+    shape
+      .slice(shape[1] === "tokens" ? 2 : 1)
+      .reduce((/** @type {number} */ a, /** @type {number} */ b) => a * b, 1) <= TABLES.max_value &&
     (ids === undefined || dtype === "int64");
   return (
     named.length > 0 &&
