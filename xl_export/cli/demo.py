@@ -30,7 +30,7 @@ from xl_export.cli.options import PACKAGES
     type=click.IntRange(min=1),
     help="The number of training steps of --train; 500 by default, a quarter of the configuration's own.",
 )
-@click.option("--force", is_flag=True, help="Replace the run and the artefact of an earlier demo too.")
+@click.option("--force", is_flag=True, help="Replace the results of an earlier demo.")
 @json_option
 def demo_command(out: Path, train: bool, steps: int | None, force: bool, as_json: bool) -> None:
     """Show what trained models do, within seconds.

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from runtimes.base.errors import UserError
-from runtimes.base.files import atomic_file, refuse_replacing, refuse_unwritable, writing
+from runtimes.base.files import atomic_file, refuse_unwritable, writing
 from runtimes.base.folders import refuse_existing, refuse_place
 from runtimes.base.kinds import ARTEFACT, RUN
 from runtimes.base.records import to_json
@@ -51,14 +51,12 @@ def run_demo(
     """Runs every step and prints what it does; returns the figures of the table.
 
     The story is written to `out`/story.txt and the music to `out`/music.mid and `out`/music.wav. train:
-    whether a small model is trained too, for `steps` steps, to `out`/run and `out`/artefact. A story and the
-    music of an earlier demo are replaced; a run and an artefact only with `force`. Where a trained
-    model of `examples/` is not at hand, the demo has no story or no music. Raises UserError where nothing is
-    left to show.
+    whether a small model is trained too, for `steps` steps, to `out`/run and `out`/artefact. A story and
+    music that exist stay as they are, and a run or an artefact is refused, unless `force` is set. Without a
+    trained model of `examples/` the demo has no story or no music. Raises UserError if nothing is left to
+    show.
     """
-    again = force or _wrote(out / TEXT)
     refuse_place(out)
-    refuse_replacing(out / TEXT, option="--out", force=again)
     if train:  # a model may have been trained on since
         for name, kind in (("run", RUN), ("artefact", ARTEFACT)):
             refuse_existing(out / name, kind, force=force)
@@ -102,24 +100,30 @@ def run_demo(
         echo_title(
             "a story",
             f"of the trained model, chosen by hand (seed {STORY_SEED}, {read_sampling(stories)}); it was "
-            f"given the first three sentences. To keep: {out / TEXT}",
+            f"given the first three sentences{_kept(out / TEXT, force)}",
         )
         session = open_session(stories, device="cpu")
         story = write_text(session, STORY, tokens=STORY_TOKENS, seed=STORY_SEED)
-        with atomic_file(out / TEXT) as temporary:
-            temporary.write_text(story + "\n", "utf-8")
+        if force or not (out / TEXT).exists():
+            with atomic_file(out / TEXT) as temporary:
+                temporary.write_text(story + "\n", "utf-8")
     if music is not None:
+        song = out / "music.wav"
         echo_title(
             "music",
-            f"four voices by another trained model, in the manner of Bach's chorales (seed {MUSIC_SEED})",
+            "four voices by another trained model, in the manner of Bach's chorales (seed "
+            f"{MUSIC_SEED}){_kept(song, force)}",
         )
-        play_music(music, out / "music", seed=MUSIC_SEED, force=again)
+        if force or not song.exists():
+            play_music(music, out / "music", seed=MUSIC_SEED, force=force)
     return {**figures, "passed": passed}
 
 
-def _wrote(story: Path) -> bool:
-    """Whether an earlier demo wrote this file: its story begins with our three sentences."""
-    return story.is_file() and story.read_bytes().startswith(STORY.encode())
+def _kept(path: Path, force: bool) -> str:
+    """The end of a title: where a result is kept."""
+    if path.exists() and not force:
+        return f". {path} stays as it is (--force replaces it)"
+    return f". To keep: {path}"
 
 
 def _show(stories: Path) -> tuple[CheckReport, Flat]:
