@@ -83,9 +83,8 @@ def refuse_existing(path: Path, kind: Kind, *, force: bool, sources: Sequence[Pa
     refuse_place(path)
     whole = path.resolve()
     with reading(path):
-        if not path.exists() or not any(path.iterdir()):
-            return
-        foreign = kind.foreign(path)
+        empty = not path.exists() or not any(path.iterdir())
+        foreign = [] if empty else kind.foreign(path)
     if foreign and (missing := kind.lacks(path)):
         raise UserError(
             f"{path} holds other things than {kind.what} ({_two(foreign)}, and no {missing}); give another "
@@ -102,12 +101,12 @@ def refuse_existing(path: Path, kind: Kind, *, force: bool, sources: Sequence[Pa
                 f"{source} lies in {path}, which would be replaced and deleted; give another --out, "
                 "or move it elsewhere first."
             )
-    if _working_folder().is_relative_to(whole):
+    if _working_folder().is_relative_to(whole):  # an empty one would be exchanged, too
         raise UserError(
-            f"{path} is the folder that this command was started in, or contains it, and would be deleted; "
+            f"{path} is the folder that this command was started in, or contains it, and would be replaced; "
             "start the command elsewhere, or give another --out."
         )
-    if not force:
+    if not force and not empty:
         raise UserError(
             f"{path} exists already; give another --out, or --force (force=True in Python) to replace it."
         )
@@ -125,11 +124,16 @@ def refuse_place(path: Path) -> None:
             if not place.is_dir():
                 raise UserError(f"{place} is a file, not a folder; give another --out.")
             break
+    refuse_inside(path, give="an --out")
+
+
+def refuse_inside(path: Path, *, give: str) -> None:
+    """Raises UserError if a folder of ours contains `path`. give: what was expected, for the message."""
     for place in path.resolve().parents:
         for kind in KINDS:
             if not kind.lacks(place):
                 raise UserError(
-                    f"{path} is inside of {place}, which is {kind.what}; give an --out outside of it."
+                    f"{path} is inside of {place}, which is {kind.what}; give {give} outside of it."
                 )
 
 

@@ -19,6 +19,14 @@ from runtimes.base.lock import LOCK
 from runtimes.base.partial import destination
 
 DATA = "data.json"  # marks a prepared dataset
+# What Weights & Biases writes into its folder.
+WANDB = (
+    "wandb/run-*/**",
+    "wandb/offline-run-*/**",
+    "wandb/latest-run/**",
+    "wandb/latest-run",
+    "wandb/debug*.log",
+)
 Pattern = tuple[str, ...]  # the parts of a path, in which `*` is any text; a last part `**` is anything below
 
 
@@ -122,7 +130,7 @@ RUN = Kind(
     proofs=("config.json",),
     names=(
         *("model.safetensors", "training.safetensors", "sampling.json", *VOCABULARY, LOCK),
-        *("valid.txt", "test.txt", "test.npy", "test.json", "tensorboard/**", "wandb/**"),
+        *("valid.txt", "test.txt", "test.npy", "test.json", "tensorboard/events.out.tfevents.*", *WANDB),
     ),
 )
 IMPORTED = Kind(

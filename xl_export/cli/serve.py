@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from runtimes.base.errors import ConfigError, needs
+from runtimes.base.folders import refuse_inside
 from runtimes.cli.group import LongCommand
 from runtimes.cli.options import threads_option
 from runtimes.contract.device import Device
@@ -201,6 +202,8 @@ def serve_command(
         )
     if state is not None and state.exists() and not state.is_dir():
         raise ConfigError(f"{state} is a file; expected a folder for the streams: give another --state.")
+    if state is not None:
+        refuse_inside(state / "streams", give="a --state")  # it would travel with copies, its key included
     address = Address(host=host, port=port)
     sources = [
         Source(

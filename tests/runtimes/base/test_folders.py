@@ -204,6 +204,10 @@ def test_a_source_inside_the_folder_that_is_replaced_is_kept(
     ):
         pytest.fail("the block must not run")
     assert (path / "run" / "file").read_text() == "source"
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")  # the shell would be left in a folder that is gone
+    with pytest.raises(UserError, match="this command was started in"), atomic_folder(Path("."), FILE):
+        pytest.fail("the block must not run")
 
 
 REPLACE_FOR_EVER = """

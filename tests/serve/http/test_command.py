@@ -56,6 +56,7 @@ ELSEWHERE = ["{ring}", "--host", "192.0.2.1", "--api-keys", "{keys}"]
         (ELSEWHERE, ["cannot listen at 192.0.2.1"]),
         ([*ELSEWHERE, "--flush-streams"], ["--flush-streams is given without --state"]),
         ([*ELSEWHERE, "--state", "{keys}"], ["is a file; expected a folder for the streams"]),
+        ([*ELSEWHERE, "--state", "{ring}"], ["is inside of", "give a --state outside of it"]),
     ],
     ids=str,
 )
