@@ -25,7 +25,7 @@ def test_rewound_streams_go_on_as_if_nothing_had_been(
     counts = set()
     for length in (1, 2, 7, 8, 9, 16, 40, 43, 61):
         state = straight[length]
-        most = most_rewound(state, segment=segment)
+        most = most_rewound(state, session=session)
         for count in range(1, most + 1):
             before, last = rewound(state, count, session=session)
             taken, other = advance(before, last), straight[length - count]
@@ -55,11 +55,11 @@ def test_padding_takes_from_what_can_be_taken_back(
     for length in range(1, segment + 1):
         state = advance(long, tokens[:length])
         padding = min(segment, 1 << (length - 1).bit_length()) - length
-        found.append(most_rewound(state, segment=segment))
+        found.append(most_rewound(state, session=session))
         assert found[-1] == segment - 1 - padding
         for more in range(1, padding + 1):
             state = advance(state, tokens[:1])
-            assert most_rewound(state, segment=segment) == found[-1] + more
+            assert most_rewound(state, session=session) == found[-1] + more
     assert (min(found), max(found)) == (segment // 2, segment - 1)
 
 
@@ -82,7 +82,7 @@ def test_what_cannot_be_rewound_is_refused(
     for count in (-1, 6):
         with pytest.raises(StreamError, match="expected 0 to 5, all of the stream"):
             rewound(state, count, session=session)
-    with pytest.raises(StreamError, match="only ring memory"):
+    with pytest.raises(StreamError, match="only a ring"):
         rewound(state, 1, session=open_session(run))
 
 

@@ -66,10 +66,10 @@ def rewound(state: StreamState, count: int, *, session: Session) -> tuple[Stream
         return StreamState.begin(session), nothing
     if session.spec is None or not session.spec.circular:
         raise StreamError(
-            "only ring memory can be rewound in part; export the model with it, or fork a stream before what "
-            "you may want to take back."
+            "only a ring of an artefact can be rewound in part; take back all of the stream, or fork it "
+            "before what you may want to take back."
         )
-    most = most_rewound(state, segment=session.rule.segment)
+    most = most_rewound(state, session=session)
     if count > most:
         raise StreamError(
             f"{count} tokens are to be taken back, and the memory still holds what at most {most} of them "
@@ -82,9 +82,11 @@ def rewound(state: StreamState, count: int, *, session: Session) -> tuple[Stream
     return back, state.tail[place : place + 1]
 
 
-def most_rewound(state: StreamState, *, segment: int) -> int:
+def most_rewound(state: StreamState, *, session: Session) -> int:
     """How many of its last tokens `rewound` takes back; all of a stream is taken back from anywhere."""
+    if session.spec is None or not session.spec.circular:
+        return 0
     # Position p sees back to p - M, whose slot was taken by p - M + S as soon as that was written; S = M + T.
     # One token more is taken back, and fed again.
-    most = max(0, min(state.position - state.written + segment, len(state.tail)) - 1)
+    most = max(0, min(state.position - state.written + session.rule.segment, len(state.tail)) - 1)
     return state.position if most + 1 >= state.position else most

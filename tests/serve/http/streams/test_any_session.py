@@ -32,10 +32,11 @@ def test_streams_of_other_forms_continue_after_a_restart(
         bits = stream.append(tokens[20:45])["bits"]
         assert np.abs(np.array(bits) - straight(session, tokens[:45])[19:]).max() < 1e-3
         fork = stream.fork()
-        assert server.post(f"{stream.path}/rewind", {"tokens": 3}).json()["error"]["code"] == "too_far_back"
+        assert stream.append(tokens[45:46])["stream"]["rewindable"] == 0
+        assert server.post(f"{stream.path}/rewind", {"tokens": 1}).json()["error"]["code"] == "too_far_back"
         snapshot = stream.snapshot()
-        expected = fork.append(tokens[45:60])["bits"]
+        expected = fork.append(tokens[45:60])["bits"][1:]
     with running(served, state=tmp_path) as server:
-        assert stream.on(server).append(tokens[45:60])["bits"] == expected
+        assert np.abs(np.array(stream.on(server).append(tokens[46:60])["bits"]) - expected).max() < 1e-3
         copy = Stream(server, restored(server, snapshot).json()["id"])
-        assert copy.append(tokens[45:60])["bits"] == expected
+        assert np.abs(np.array(copy.append(tokens[46:60])["bits"]) - expected).max() < 1e-3

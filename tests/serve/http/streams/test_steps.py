@@ -110,7 +110,7 @@ def test_streams_of_steps_are_saved_forked_rewound_and_deleted(
     assert stream.post("rewind", {"tokens": 6})["position"] == 0
     assert stream.post("step", {"inputs": inputs[2]})["outputs"] == first
     refused = server.post(f"{stream.path}/rewind", {"tokens": 1})
-    assert "only ring memory can be rewound in part" in refused.json()["error"]["message"]
+    assert "only a ring of an artefact can be rewound in part" in refused.json()["error"]["message"]
     assert server.client.delete(server.at + fork.path).json()["deleted"]
     assert server.get(fork.path).status_code == 404
 

@@ -313,7 +313,7 @@ class StreamWork:
         """The stream as it is once this operation has ended."""
         document: Document = stream_document(stream, self._model.name) | {"busy": False}
         if state is not None:
-            document["rewindable"] = most_rewound(state, segment=self._model.session.rule.segment)
+            document["rewindable"] = most_rewound(state, session=self._model.session)
         return document
 
     def _result(
