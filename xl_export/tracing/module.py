@@ -202,7 +202,10 @@ def in_a_sentence(module: Any, method: str, rows: int | None = None, /, **fed: A
             fed = {name: value[:rows] for name, value in fed.items()}
         shown = ", ".join(f"{name} {_in_short(value)}" for name, value in fed.items()) or "a hidden state"
         code = code_of(traceback.extract_tb(error.__traceback__))
-        expected = "any number of rows, and of tokens up to the segment, or trace it for fixed sizes (rows=1)"
+        expected = (
+            "any number of rows, and of tokens up to the segment, or trace it for fixed sizes (rows=1, and "
+            "tokens=(1, segment) to generate)"
+        )
         if rows is not None:
             expected = f"{rows} rows of any number of tokens up to the segment"
         raise ArtefactError(

@@ -184,7 +184,7 @@ def _warning(artefact: Path, spec: Spec) -> str | None:
     if not spec.circular and spec.target != "web":
         return (
             f"{artefact} has memory of the form {spec.form}, which is written anew in every step; "
-            "export the run with --memory ring."
+            "a ring is not (--memory ring, or xl_export.ring_write in a module)."
         )
     return None
 

@@ -37,7 +37,7 @@ class Engine:
 
     deliver: called on the engine's thread with the answers of one or several iterations, once and in order;
     it must not block.
-    Raises StreamError for a session that steps several streams at once, however many there are.
+    Raises StreamError for an artefact of fixed sizes that no server has.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Engine:
         cache: PrefixCache | None = None,
         deliver: Callable[[Delivery], None],
     ) -> None:
-        refuse_fixed_rows(session)
+        refuse_fixed_sizes(session)
         self._session = session
         self._settings = settings
         self._deliver = deliver
@@ -253,11 +253,19 @@ class Engine:
         self.scheduler.delivery_seconds += time.perf_counter() - began
 
 
-def refuse_fixed_rows(session: Session) -> None:
-    """Raises StreamError for an artefact that needs several streams in each step."""
-    if session.spec is not None and session.spec.fixed_rows not in (None, 1):
+def refuse_fixed_sizes(session: Session) -> None:
+    """Raises StreamError for an artefact that needs several streams, or several tokens, in each step."""
+    spec = session.spec
+    if spec is None or spec.fixed_rows is None:
+        return
+    if spec.fixed_rows == 1 and spec.rule.segment > 1 and not spec.fixed_tokens:
         raise StreamError(
-            f"this artefact was traced for exactly {session.spec.fixed_rows} rows, and a server steps as "
+            f"this artefact was traced for exactly {spec.rule.segment} tokens, and a server draws one at a "
+            f"time; trace it with tokens=(1, {spec.rule.segment}) too."
+        )
+    if spec.fixed_rows > 1:
+        raise StreamError(
+            f"this artefact was traced for exactly {spec.fixed_rows} rows, and a server steps as "
             "many streams as there are; trace it with rows=1, or without `rows`."
         )
 
