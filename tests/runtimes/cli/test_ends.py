@@ -62,11 +62,12 @@ def on_a_terminal(*arguments: object) -> tuple[int, str]:
 def test_an_interrupt_while_packages_are_imported_ends_in_a_word(
     seed: int, artefacts: dict[str, Path]
 ) -> None:
-    """-X importtime tells when the imports of the command line have begun."""
-    command = [sys.executable, "-X", "importtime", "-m", "xl_export", "check", str(artefacts["ring"])]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
-    )
+    """-X importtime tells when the imports of the command line have begun. The command does not end before
+    its input does.
+    """
+    command = [sys.executable, "-X", "importtime", "-m", "xl_export", "score", str(artefacts["ring"])]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    process = subprocess.Popen([*command, "--input", "-"], text=True, env=environment(), **pipes)
     assert process.stderr is not None
     until = ["xl_export.shadow", "numpy.exceptions", "click.types", "numpy", "click", "xl_export.cli.build"][
         seed

@@ -33,16 +33,18 @@ def started(
 
 def in_ranks(folder: Path, words: list[object], *, script: Path | None = None) -> list[Ended]:
     """How a command ends in both processes of a run, without torchrun; folder: for their output."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
     outputs = [folder / f"rank{rank}" for rank in "01"]
-    processes = [
-        started(output, *words, environment=shared | {"RANK": rank, "LOCAL_RANK": rank}, script=script)
-        for rank, output in zip("01", outputs, strict=True)
-    ]
-    for process in processes:
-        process.join(280)
+    # Bound and not listening, the port is kept for the first process and from all others.
+    with socket.socket() as kept:
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind(("127.0.0.1", 0))
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(kept.getsockname()[1]), "WORLD_SIZE": "2"}
+        processes = [
+            started(output, *words, environment=shared | {"RANK": rank, "LOCAL_RANK": rank}, script=script)
+            for rank, output in zip("01", outputs, strict=True)
+        ]
+        for process in processes:
+            process.join(280)
     return [
         Ended(process.exitcode, *(output.with_suffix(end).read_text() for end in (".out", ".err")))
         for process, output in zip(processes, outputs, strict=True)

@@ -309,20 +309,44 @@ def test_a_mistake_that_the_processes_find_is_one_sentence(
     assert "is trained" not in output
 
 
+HELD = """
+import os
+import time
+from trainer.training.state import Training
+from xl_export.cli.main import main
+
+advance = Training.advance
+
+def held(training, tokens):
+    while training.step >= int(os.environ["LAST_STEP"]):
+        time.sleep(0.01)
+    return advance(training, tokens)
+
+Training.advance = held
+main()
+"""
+
+
 def kill_and_resume(config: TrainConfig, folder: Path, *, kills: int) -> int:
     """Trains `folder`/killed in processes that SIGKILL ends at random moments, and then to its end; returns
-    how many were killed.
+    how many were killed. Each waits for its end after some steps more, so that none ends before.
     """
     write_json(folder / "config.json", to_json(config))
+    (folder / "held.py").write_text(HELD)
     killed = folder / "killed"
     words: list[object] = [folder / "config.json", "--out", killed]
     done = 0
     chance = random.Random(0)
     for number in range(kills):
-        process = started(folder / f"output{number}", "train", *words)
         lines = (number + 0.5) * config.steps / kills
+        process = started(
+            folder / f"output{number}",
+            *("train", *words),
+            environment={"LAST_STEP": str(int((number + 1) * config.steps / kills) - 1)},
+            script=folder / "held.py",
+        )
         while process.is_alive() and not (
-            killed.is_dir() and len((killed / "metrics.jsonl").read_bytes()) > lines * 130
+            killed.is_dir() and (killed / "metrics.jsonl").read_bytes().count(b"\n") > lines
         ):
             time.sleep(0.002)
         time.sleep(chance.random() * 0.03)
