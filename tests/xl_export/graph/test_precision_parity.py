@@ -21,7 +21,7 @@ from runtimes.contract.spec import GRAPH
 from runtimes.contract.tensors import Form
 from tests.architectures import ARCHITECTURES
 from tests.nightly import matrix
-from tests.streams import answers_with_padding
+from tests.streams import PADDING, answers_with_padding
 from tests.xl_export.graph import rounding
 from tests.xl_export.graph.rounding import rounded
 from trainer.run.checkpoint import Run, load_run
@@ -99,6 +99,10 @@ def test_a_preset_computes_what_its_rounded_weights_do(
         effect = np.abs(truth(kind, precision) - exact).max()
         assert difference.max() < ALIKE * effect + (IN_HALF if memory == "fp16" else 0)
     if precision == "int8-stored":
+        if run.config.model.pre_norm and spec.rule.initial_memory == "zeros" and form != "hidden":
+            # What precedes a text, W·beta of each layer, is a constant of the graph that no preset rounds.
+            difference = difference[:, run.config.model.layers * spec.rule.mem_len + PADDING :]
+            assert difference.size
         assert difference.max() < PRESETS["int8-stored"].tolerance + (IN_HALF if memory == "fp16" else 0)
         assert np.abs(answer - exact).max() > 2 * IN_HALF
     if memory == "fp16":
