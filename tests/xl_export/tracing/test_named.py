@@ -323,7 +323,7 @@ def test_a_graph_may_have_fixed_sizes(module_artefact: Callable[[str], Path], tm
     rule = MemoryRule(mem_len=M, segment=2)
     with pytest.raises(UserError, match=r"rows is 2, and the rows of MixedRows change each other"):
         trace(modules.MixedRows(), tmp_path / "a", rule=rule, without={"padding", "rows"}, rows=2)
-    with pytest.raises(UserError, match=r"test_named.py:\d+, your code\) fixes batch .* to 3.*\(rows=1\)"):
+    with pytest.raises(UserError, match=r"test_named.py:\d+, your code\) fixes batch .* to 3.*rows=1"):
         trace(Static(), tmp_path / "a", rule=rule, without={"padding"})
     assert list(tmp_path.iterdir()) == []
     artefact = module_artefact("policy of 2 rows")
