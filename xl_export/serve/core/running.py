@@ -163,8 +163,12 @@ class Rows(ABC):
     def admit(self, run: Running, memory: Memory | None) -> None:
         """Gives a run the first free row, with a copy of a memory of one row, or for a new stream."""
         run.row = len(self.runs)
+        try:
+            self._begin(run, memory)
+        except BaseException:  # such as no memory for it
+            run.row = -1
+            raise
         self.runs.append(run)
-        self._begin(run.row, memory)
 
     def decode(self, run: Running) -> None:
         """Moves a row from the prompts to the decoding ones."""
@@ -221,8 +225,8 @@ class Rows(ABC):
         """Notes that rows may hold anything: they are cleared before a new stream starts in one of them."""
 
     @abstractmethod
-    def _begin(self, row: int, memory: Memory | None) -> None:
-        """Puts a copy of a memory of one row, or a new stream, into a row that no run has used."""
+    def _begin(self, run: Running, memory: Memory | None) -> None:
+        """Puts a copy of a memory of one row, or a new stream, into the row of a run."""
 
     @abstractmethod
     def _exchange(self, one: int, other: int) -> None:
@@ -273,7 +277,8 @@ class RowsInPlace(Rows):
             self._ends = (first, last)
         return self._part
 
-    def _begin(self, row: int, memory: Memory | None) -> None:
+    def _begin(self, run: Running, memory: Memory | None) -> None:
+        row = run.row
         if memory is None:
             self.memory.positions[row] = 0
             return
@@ -338,9 +343,9 @@ class JoinedRows(Rows):
         super().clear()
         self._places.clear()
 
-    def _begin(self, row: int, memory: Memory | None) -> None:
+    def _begin(self, run: Running, memory: Memory | None) -> None:
         own = self._session.start(1) if memory is None else memory.copy()
-        self._places[self.runs[row]] = own, 0
+        self._places[run] = own, 0
 
     def _exchange(self, one: int, other: int) -> None:
         """Nothing: the memory of a run does not depend on its row."""

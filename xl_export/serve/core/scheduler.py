@@ -192,7 +192,12 @@ class Scheduler:
                 memory = state.memory
                 self.cached += run.fed
                 run.cached = run.unreported = run.fed
-        self.rows.admit(run, memory)
+        try:
+            self.rows.admit(run, memory)
+        except (MemoryError, UserError) as error:  # there is no room for its row; the others go on
+            self.queue.add(run, first=True)
+            self._end(run, "failed", error=fault_sentence(error))
+            return
         self._forget_memory(run)
         if not run.since:  # it has a row for the first time
             self.queued.observe(time.monotonic() - run.arrived)

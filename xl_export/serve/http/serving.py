@@ -127,9 +127,10 @@ class Web(uvicorn.Server):
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
-        # uvicorn does not handle it. Not every loop or thread may have a handler.
+        # uvicorn does not handle it. It stays ignored under `nohup`. Not every loop or thread has handlers.
         with contextlib.suppress(ValueError, RuntimeError, NotImplementedError, AttributeError):
-            self._loop.add_signal_handler(signal.SIGHUP, self.end)
+            if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+                self._loop.add_signal_handler(signal.SIGHUP, self.end)
         await super().serve(sockets)
         if self._ending is not None:
             await self._ending

@@ -109,6 +109,8 @@ class StreamStore(ByOwner, StreamIndex):
         self._elsewhere = elsewhere
         super().__init__(session, key=key, settings=settings)
         self.path = folder / session.identity[:IDENTITY]
+        #: Ends the operation that runs on a stream early, by the name of the stream.
+        self.cancels: dict[str, Callable[[], None]] = {}
         self._making: dict[str, str] = {}  # the owners of streams that are being made, by their names
         self._stack = contextlib.ExitStack()
         with writing(self.path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,13 +15,23 @@ from tests.serve.http.streams.conftest import continued, created
 from tests.serve.http.test_clients import comes_true
 
 
-def test_a_cancelled_continue_keeps_what_it_has_sent(kept: Running, tokens: np.ndarray) -> None:
-    stream = created(kept, tokens[:5])
+def test_a_cancelled_continue_keeps_what_it_has_sent(
+    kept: Running, tokens: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, session = created(kept, tokens[:5]), kept.server.models["tiny"].session
+    predict, cancelled, steps = session.predict, threading.Event(), itertools.count()
+
+    def held(*arguments: Any, **named: Any) -> Any:
+        assert next(steps) < 100 or cancelled.wait(60)  # it does not end before it is cancelled
+        return predict(*arguments, **named)
+
+    monkeypatch.setattr(session, "predict", held)
     assert stream.post("cancel") == {"id": stream.name, "object": "stream.cancel", "cancelled": False}
     heard: list[int] = []
     for event in continued(stream, max_tokens=2000, ignore_eos=True):
         if not heard:
             assert stream.post("cancel")["cancelled"]
+            cancelled.set()
         heard += event["tokens"]
     assert event["finish_reason"] == "cancelled"
     assert event["stream"]["position"] == 5 + len(heard) < 2005

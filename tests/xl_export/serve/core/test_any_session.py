@@ -105,6 +105,26 @@ def test_a_step_with_named_inputs_may_be_on_a_device(policy: Path, monkeypatch: 
     assert state.position == 8
 
 
+def test_no_memory_for_one_stream_ends_only_its_task(
+    artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = open_session(artefacts["shift"], threads=1)
+    driver = Driver(session, rows=ROWS)
+    drawing = Drawing(max_tokens=9)
+    driver.submit(one := Task(tokens=np.arange(3), drawing=drawing))
+    driver.iterate(3)
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "start", fails)
+        driver.submit(other := Task(tokens=np.arange(3), drawing=drawing))
+        driver.iterate()
+    driver.run()
+    assert (driver.ended(one).reason, driver.ended(other).reason) == ("length", "failed")
+
+
+def fails(*_: object) -> None:
+    raise MemoryError("no room for a row")
+
+
 def test_streams_that_stay_together_are_not_copied(artefacts: dict[str, Path]) -> None:
     session = open_session(artefacts["shift"], threads=1)
     driver = Driver(session, rows=ROWS)

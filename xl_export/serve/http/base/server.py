@@ -66,8 +66,6 @@ class Model:
     #: The figures of what was asked of it.
     requests: Figures = field(default_factory=Figures)
     created: int = field(default_factory=lambda: int(time.time()))
-    #: Ends the operation that runs on a stream early, by the name of the stream.
-    cancels: dict[str, Callable[[], None]] = field(default_factory=dict)
     stopped: bool = False
     _stopping: threading.Lock = field(default_factory=threading.Lock, repr=False)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 from collections.abc import Coroutine
@@ -19,7 +18,7 @@ from xl_export.serve.http.base.errors import RefusedError, refusal_of
 from xl_export.serve.http.base.exchange import END, EVENT, Exchange, json, of_json
 from xl_export.serve.http.base.limits import too_large
 from xl_export.serve.http.base.server import Model
-from xl_export.serve.http.base.workers import off_loop, on_disk
+from xl_export.serve.http.base.workers import DISK, SHORT_WORK, off_loop
 from xl_export.serve.http.streams.documents import (
     SAFETENSORS,
     AppendBody,
@@ -124,7 +123,7 @@ async def cancel(exchange: Exchange) -> Response:
     and the stream stays as it was.
     """
     name = exchange.params["id"]
-    end = found(exchange.server, name, exchange.owner).cancels.get(name)
+    end = found(exchange.server, name, exchange.owner).store.cancels.get(name)
     if end is not None:
         end()
     return json({"id": name, "object": "stream.cancel", "cancelled": end is not None})
@@ -173,7 +172,7 @@ async def list_all(exchange: Exchange) -> Response:
             found += [stream_document(stream, artefact=holds.identity) for stream in holds.list(owner)]
         return to_json({"object": "list", "data": found})
 
-    return of_json(await asyncio.to_thread(listed))  # there may be ten thousand
+    return of_json(await SHORT_WORK.run(listed))  # there may be ten thousand
 
 
 @ENDPOINTS.add("GET", ONE, answer=StreamDocument, refused=(404, 410, 503))
@@ -194,7 +193,7 @@ async def delete(exchange: Exchange) -> Response:
     name = exchange.params["id"]
     owner = exchange.owner
     holds, _ = holder(exchange.server, name, owner)
-    await on_disk(holds.delete, name, owner)
+    await DISK.run(holds.delete, name, owner)
     return json(deleted_document(name))
 
 
@@ -206,7 +205,7 @@ async def snapshot(exchange: Exchange) -> None:
     holds, model = holder(exchange.server, name, owner)
     file: BinaryIO
     if model is None:
-        file = await on_disk(holds.open_snapshot, name, owner)
+        file = await DISK.run(holds.open_snapshot, name, owner)
     else:
         work = _work(exchange, model)
         file = await work.lasting(work.snapshot(name))
@@ -218,7 +217,7 @@ async def snapshot(exchange: Exchange) -> None:
             "cache-control": "no-store",
         }
         await exchange.start([(key.encode(), value.encode()) for key, value in headers.items()])
-        while block := await on_disk(file.read, BLOCK):
+        while block := await DISK.run(file.read, BLOCK):
             await exchange.events(block)
     await exchange.end(b"")
 
@@ -246,7 +245,7 @@ async def restore(exchange: Exchange) -> Response:
             refusal.closes = True
             raise refusal from error
         await _receive(exchange, upload.path, most_snapshot_bytes(model.session))
-        stream = await on_disk(model.store.restore, upload, owner)
+        stream = await DISK.run(model.store.restore, upload, owner)
     return json(stream_document(stream, model.name), 201)
 
 
@@ -274,7 +273,7 @@ async def _receive(exchange: Exchange, path: Path, most: int) -> None:
         with open(path, "xb") as file:
             while exchange.more_body:
                 part = await exchange.part(most, seconds, larger)
-                await on_disk(file.write, part)
+                await DISK.run(file.write, part)
     except OSError as error:
         raise RefusedError(
             f"the server could not write the snapshot ({error.strerror}); ask its operator for space.",

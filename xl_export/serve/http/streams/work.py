@@ -17,7 +17,7 @@ from xl_export.serve.http.base.encoding import to_json
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
 from xl_export.serve.http.base.limits import Limits, refuse_outside
 from xl_export.serve.http.base.server import Model, Server
-from xl_export.serve.http.base.workers import background, off_loop, on_disk, size_of
+from xl_export.serve.http.base.workers import DISK, background, off_loop, size_of
 from xl_export.serve.http.openai.plan import drawing_of
 from xl_export.serve.http.streams.documents import (
     AppendBody,
@@ -83,7 +83,7 @@ class StreamWork:
             self._store.refuse_more(self._owner)
             state = StreamState.begin(self._model.session)
             if body.text is None and body.tokens is None and not is_language_model(self._model.session):
-                stream = await on_disk(self._store.create, self._owner, state)
+                stream = await DISK.run(self._store.create, self._owner, state)
                 return {"object": "stream.create", "stream": self._document(stream, state)}
             tokens = await self._tokens(body, needed=False)
             report = self._report(body, tokens, tokens[:0])
@@ -96,7 +96,7 @@ class StreamWork:
                     owner=self._owner,
                 )
                 state = whole(await self._perform(task, report))
-            stream = await on_disk(self._store.create, self._owner, state)
+            stream = await DISK.run(self._store.create, self._owner, state)
         return self._result("append", stream, state, report)
 
     async def append(self, name: str, body: AppendBody) -> Document:
@@ -106,7 +106,8 @@ class StreamWork:
             before = await self._state(operation)
             report = self._report(body, tokens, before.tail)
             state = whole(await self._perform(self._appending(before, tokens, body.alternatives), report))
-            await on_disk(operation.commit, state, appended=tokens)
+            self._refuse_left()
+            await DISK.run(operation.commit, state, appended=tokens)
             return self._result("append", operation.stream, state, report)
 
     async def continue_(self, name: str, body: ContinueBody, each: Each | None = None) -> Document:
@@ -138,8 +139,10 @@ class StreamWork:
             ended = await self._perform(task, report, each)
             state = ended.state if each is not None and ended.reason != "failed" else whole(ended)
             assert state is not None, "the task keeps its state"
+            if each is None:
+                self._refuse_left()
             if state is not before:
-                await on_disk(operation.commit, state)
+                await DISK.run(operation.commit, state)
             more = {"finish_reason": ended.reason, "seed": drawing.seed, "text": report.take_text()}
             if ended.error:
                 more["error"] = ended.error
@@ -151,7 +154,7 @@ class StreamWork:
         with self._operation(name, position) as operation:
             outputs, state, fed = await engine.step(inputs, await self._state(operation))
             self._refuse_left()
-            await on_disk(operation.commit, state, appended=fed)
+            await DISK.run(operation.commit, state, appended=fed)
             return {
                 "object": "stream.step",
                 "stream": self._document(operation.stream, state),
@@ -185,16 +188,16 @@ class StreamWork:
                 outputs, state, _ = await engine.step(inputs, begun)
                 self._refuse_left()
                 if not end:
-                    await on_disk(self._store.create, self._owner, state, name)
+                    await DISK.run(self._store.create, self._owner, state, name)
         else:
             with self._operation(name, None if start else position) as operation:
                 before = StreamState.begin(self._model.session) if start else await self._state(operation)
                 outputs, state, fed = await engine.step(inputs, before)
                 self._refuse_left()
                 if end:
-                    await on_disk(self._store.remove, operation)
+                    await DISK.run(self._store.remove, operation)
                 else:
-                    await on_disk(operation.commit, state, appended=None if start else fed)
+                    await DISK.run(operation.commit, state, appended=None if start else fed)
         return {"position": state.position, "outputs": outputs}
 
     async def rewind(self, name: str, count: int) -> Document:
@@ -212,23 +215,24 @@ class StreamWork:
             if len(last):
                 task = Task(tokens=last, state=before, keep=True, owner=self._owner)
                 before = whole(await self._perform(task))
-            await on_disk(operation.commit, before)
+            self._refuse_left()
+            await DISK.run(operation.commit, before)
             return self._document(operation.stream, before)
 
     async def fork(self, name: str) -> Document:
         """Makes a second stream in the state of the first."""
-        return self._document(await on_disk(self._store.fork, name, self._owner))
+        return self._document(await DISK.run(self._store.fork, name, self._owner))
 
     async def delete(self, name: str) -> Document:
         """Removes a stream for ever."""
-        await on_disk(self._store.delete, name, self._owner)
+        await DISK.run(self._store.delete, name, self._owner)
         return deleted_document(name)
 
     async def snapshot(self, name: str) -> Any:
         """An open file with the snapshot of a stream."""
         with self._operation(name) as operation:
             await self._state(operation)
-            return await on_disk(operation.snapshot)
+            return await DISK.run(operation.snapshot)
 
     @contextlib.contextmanager
     def _operation(self, name: str, position: int | None = None) -> Iterator[Operation]:
@@ -236,11 +240,11 @@ class StreamWork:
         with self._store.operation(name, self._owner) as operation, self._model.engine.places.take(states=1):
             if position is not None and operation.stream.position != position:
                 raise ElsewhereError(operation.stream.position, position)
-            self._model.cancels[name] = self.leave
+            self._store.cancels[name] = self.leave
             try:
                 yield operation
             finally:
-                del self._model.cancels[name]
+                del self._store.cancels[name]
 
     async def _tokens(self, body: Fields | ContinueBody, *, needed: bool) -> np.ndarray:
         """The tokens that a body appends; a long text is encoded on a thread, and delays no other client."""
@@ -260,14 +264,14 @@ class StreamWork:
         if ready is not None:
             return ready
         state: StreamState
-        state, appended = await on_disk(operation.load)
+        state, appended = await DISK.run(operation.load)
         for fed in appended:
             if isinstance(fed, StepInputs):
                 _, state, _ = await self._model.steps.step(fed.arrays, state)
             else:
                 state = whole(await self._perform(self._appending(state, fed)))
         if appended:
-            await on_disk(operation.caught_up, state)
+            await DISK.run(operation.caught_up, state)
         return state
 
     async def _perform(
