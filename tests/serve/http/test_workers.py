@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import threading
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from tests.coroutines import in_thread
 from tests.serve.http.conftest import Running, running, sources
 from xl_export.serve.http.base import encoding, workers
 from xl_export.serve.http.base.limits import Limits
@@ -120,3 +122,27 @@ def test_large_work_never_runs_on_the_event_loop(
     assert answer() == expected
     threads.pop("decoder", None)  # an engine and a choice have one each
     assert not [function for function, found in threads.items() if found & loop]
+
+
+def test_threads_drop_work_that_is_cancelled_and_keep_no_process_alive() -> None:
+    begun, goes_on, done = threading.Event(), threading.Event(), []
+
+    def first() -> threading.Thread:
+        begun.set()
+        assert goes_on.wait(60)
+        return threading.current_thread()
+
+    async def run() -> threading.Thread:
+        pool = workers.Threads("test", 1)
+        running = asyncio.ensure_future(pool.run(first))
+        dropped = asyncio.ensure_future(pool.run(done.append, "dropped"))
+        while not begun.is_set():
+            await asyncio.sleep(0)
+        dropped.cancel()
+        await asyncio.wait((dropped,))
+        goes_on.set()
+        await pool.run(done.append, "last")
+        return await running
+
+    assert in_thread(run()).daemon
+    assert done == ["last"]

@@ -106,7 +106,7 @@ class Exchange:
         limits = self.server.limits
         account = BodyAccount(self.server.bodies)
         self.stack.callback(account.close)
-        body = bytearray()  # which grows in place: joining parts of 16 MB takes the event loop milliseconds
+        body = bytearray()  # which grows in place: joining many parts would take the event loop milliseconds
         while self.more_body:
             body += await self.part(limits.body_bytes, limits.body_seconds)
             account.change(self.size - account.held)
