@@ -403,7 +403,7 @@ def on_the_cpu(artefact: Path, operator: Path | None, monkeypatch: pytest.Monkey
 def projected(run: Path) -> Session:
     trained = load_run(run)
     rule = trained.config.evaluation
-    return ProjectedTorchSession(trained.model.eval(), trained.vocab, rule, identity=trained.sha256)
+    return ProjectedTorchSession(trained.model.eval(), trained.vocab, rule, weights=trained.sha256)
 
 
 def opened(

@@ -67,7 +67,7 @@ def _measured(job: Job, steps: Sequence[tuple[int, int]], repeats: int) -> Itera
     artefact = open_checked(random_artefact(job), threads=job.threads, operators=job.operators)
     run = load_run(random_run(job))
     torch.set_num_threads(job.threads)
-    torch_run = ProjectedTorchSession(run.model.eval(), run.vocab, rule, identity=run.sha256)
+    torch_run = ProjectedTorchSession(run.model.eval(), run.vocab, rule, weights=run.sha256)
     for batch, tokens in steps:
         job.progress(f"memory of {rule.mem_len} tokens: timing {repeats} steps of {batch} x {tokens} tokens")
         sides = {

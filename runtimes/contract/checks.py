@@ -20,17 +20,23 @@ from runtimes.contract.memory import (
     refuse_batch,
     zeros,
 )
+from runtimes.contract.memory_identity import Owner
 from runtimes.contract.promises import refuse_unpromised
 from runtimes.contract.session import Session
 from runtimes.contract.spec import Spec
 from runtimes.contract.tensors import MAX_SCALE, row_bytes
 
 
+def owner_of(session: Session) -> Owner:
+    """The owner of the memories of a session."""
+    return Owner(session.identity, session.memory_identity)
+
+
 def new_memory(session: Session, batch: int) -> Memory:
     """A memory of zeros for `batch` streams at position 0; raises StreamError for an impossible batch."""
     refuse_batch(batch, row_bytes=row_bytes(session.state))
     tensors = {tensor.name: zeros((batch, *tensor.row), tensor.dtype) for tensor in session.state}
-    memory = Memory(np.zeros(batch, np.int64), tensors, session.identity)
+    memory = Memory(np.zeros(batch, np.int64), tensors, owner_of(session))
     memory.unsure = False
     return memory
 
@@ -195,9 +201,9 @@ def as_array(values: Any) -> np.ndarray:
 
 def _refuse_unfit(session: Session, memory: Memory, batch: int, segment: int) -> None:
     """Raises StreamError where a step of so many rows and tokens does not fit the session or the memory."""
-    if memory.owner != session.identity:
+    if memory.owner.artefact != session.identity:
         raise StreamError(
-            f"the memory belongs to artefact {memory.owner:.12} and this session runs "
+            f"the memory belongs to artefact {memory.owner.artefact:.12} and this session runs "
             f"{session.identity:.12}; use memory that this session's start() returned."
         )
     check_memory(session, memory)
@@ -264,7 +270,7 @@ def memory_of(owner: str, arrays: Mapping[str, np.ndarray], session: Session, pa
         )
     # Copies in the byte order of this machine, whatever the file has.
     tensors = {name: np.array(x, x.dtype.newbyteorder("="), order="C") for name, x in arrays.items()}
-    memory = Memory(tensors.pop("positions"), tensors, owner)
+    memory = Memory(tensors.pop("positions"), tensors, owner_of(session))
     try:
         check_memory(session, memory)
     except StreamError as error:

@@ -21,6 +21,7 @@ from runtimes.base.files import atomic_file
 from runtimes.base.machine import refuse_beyond_memory
 from runtimes.base.ranges import Range
 from runtimes.base.tensors_file import read_metadata, write_tensors
+from runtimes.contract.memory_identity import Owner
 
 MAX_POSITION = 1 << 62
 FAR = 1 << 33  # a position that 32 bits cannot hold, at which graphs are compared
@@ -76,7 +77,7 @@ class Held(NamedTuple):
     """The objects that a memory consisted of; see `Memory.holds`."""
 
     positions: np.ndarray
-    owner: str
+    owner: Owner
     unsure: np.ndarray
     tensors: dict[str, np.ndarray]
     items: tuple[tuple[str, np.ndarray], ...]
@@ -100,8 +101,8 @@ class Memory:
     """The memory arrays by name. Their values are finite. `Session.step` updates them in place; only
     `copy()`, `select()` and `join()` make new ones.
     """
-    owner: str
-    """The identity of the artefact or run that the numbers belong to."""
+    owner: Owner
+    """The artefact, engine or run that the numbers belong to."""
     # What a session keeps over these arrays from step to step; it is neither copied nor saved.
     binding: Any = field(default=None, init=False, repr=False, compare=False)
     #: The last step (`runtimes.sessions.graph.Step`), whose arrays the next one may use again.
@@ -337,8 +338,8 @@ class Memory:
         """Raises StreamError unless the rows of both memories are interchangeable."""
         if self.owner != other.owner:
             raise StreamError(
-                f"the memories belong to two artefacts, {self.owner:.12} and {other.owner:.12}; rows go only "
-                "between memories of one."
+                f"the memories belong to two artefacts, {self.owner.artefact:.12} and "
+                f"{other.owner.artefact:.12}; rows go only between memories of one."
             )
         for memory in (self, other):
             memory._refuse_broken()
@@ -434,7 +435,7 @@ def write_memory(memory: Memory, stream: BinaryIO, notes: Mapping[str, str] = Ma
 
     notes: texts by name, which come first in the header; readers of the memory pass over them.
     """
-    facts = {**notes, "format": STREAMS, "owner": memory.owner}
+    facts = {**notes, "format": STREAMS, "owner": memory.owner.artefact}
     write_tensors(stream, {"positions": memory.positions, **_arrays_to_save(memory)}, facts)
 
 

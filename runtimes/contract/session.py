@@ -16,6 +16,7 @@ import numpy as np
 
 from runtimes.contract.device import AUTO, Device
 from runtimes.contract.memory import Memory
+from runtimes.contract.memory_identity import MemoryIdentity
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.sampling import Sampler
 from runtimes.contract.spec import Spec
@@ -45,7 +46,7 @@ class Session(Protocol):
     """A model that advances B streams segment by segment."""
 
     identity: str
-    """The hash of everything that determines the numbers. A memory belongs to exactly one identity."""
+    """The hash of everything that determines the numbers. A memory in use belongs to exactly one identity."""
     rule: MemoryRule
     """The memory rule that the session computes under."""
     state: tuple[TensorSpec, ...]
@@ -61,6 +62,11 @@ class Session(Protocol):
     is computed in pieces, and not if the step is refused. Set it to hand work to other threads while the
     model computes: Python's lock is free then.
     """
+
+    @property
+    def memory_identity(self) -> MemoryIdentity:
+        """What decides whether the session continues a saved stream."""
+        ...
 
     @property
     def vocab(self) -> Vocab:

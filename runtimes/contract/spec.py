@@ -33,6 +33,7 @@ from runtimes.base.sealed import (
     write_sealed,
 )
 from runtimes.contract.memory import MAX_BATCH
+from runtimes.contract.memory_identity import MemoryIdentity, layout_of
 from runtimes.contract.model_facts import FROM_SEGMENT_END, ModelFacts, Positive
 from runtimes.contract.precision import (
     MEMORY_IN_BYTES,
@@ -60,6 +61,7 @@ from runtimes.contract.tensors import (
     state_tensors,
 )
 from runtimes.contract.vocabulary import VOCAB as VOCAB
+from runtimes.contract.vocabulary import Vocab
 
 SCHEMA = 1
 SPEC = "spec.json"
@@ -139,6 +141,7 @@ class Spec:
     outputs: tuple[TensorSpec, ...] = ()
     # The graphs that the exporting machine could not run, so they were not compared with PyTorch.
     not_compared: tuple[Annotated[str, FILE_NAME], ...] = ()
+    memory_identity: MemoryIdentity  # what decides whether the artefact continues a saved stream
     producer: dict[str, str]  # the version of each package that took part
     source: dict[str, str]  # the hash of the trained model
     files: dict[Annotated[str, FILE_NAME], FileFacts] = field(default_factory=dict)
@@ -259,6 +262,14 @@ class Spec:
             tolerance=most,
             mean_tolerance=mean,
         )
+
+    def with_layout(self, vocab: Vocab | None) -> Spec:
+        """The same contract with the layout of its memory. vocab: None for a step that is no language
+        model.
+        """
+        layout = layout_of(self.state, self.rule, self.form, vocab, moves_every=self.moves_every)
+        identity = dataclasses.replace(self.memory_identity, layout=layout)
+        return dataclasses.replace(self, memory_identity=identity)
 
     def to_json(self) -> dict[str, Any]:
         """The contract as JSON."""

@@ -30,6 +30,7 @@ def describe_spec(spec: Spec, folder: Path) -> dict[str, Any]:
     return {
         "kind": "artefact",
         "identity": spec.identity,
+        "memory_identity": to_json(spec.memory_identity),
         "model": to_json(spec.model),
         "rule": to_json(spec.rule),
         "vocabulary": describe_vocab(load_vocab(folder / VOCAB)) if spec.language_model else None,

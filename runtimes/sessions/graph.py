@@ -58,6 +58,7 @@ class GraphSession(ABC):
         self.spec = spec
         self._vocab = vocab  # None unless the step is a language model's
         self.identity = identity
+        self.memory_identity = spec.memory_identity
         self.process = os.getpid()
         self.rule: MemoryRule = spec.rule
         self.pads_right = spec.pads_right

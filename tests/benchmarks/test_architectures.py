@@ -145,7 +145,7 @@ def test_a_row_is_scored_without_and_with_memory(
         (MemoryRule(mem_len=64, segment=64), row.stream["64"]),
         (MemoryRule(mem_len=256, segment=64), row.stream["256"]),
     ):
-        session = TorchSession(training.model.eval(), source.vocab, rule, identity="test")
+        session = TorchSession(training.model.eval(), source.vocab, rule, weights="test")
         assert evaluate(session, tokens, lanes=16).bits_per_token == pytest.approx(bits, abs=1e-6)
     assert len({row.own, *row.stream.values()}) == 3
 

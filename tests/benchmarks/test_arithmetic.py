@@ -15,6 +15,7 @@ from benchmarks.arithmetic import needed_multiply_adds, step_bytes
 from benchmarks.cases import sliding_window
 from benchmarks.cases.sliding_window import WindowGraph, window_multiply_adds
 from benchmarks.models import random_weights
+from runtimes.contract.memory_identity import MemoryIdentity
 from runtimes.contract.model_facts import ModelFacts
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import Spec
@@ -133,7 +134,14 @@ def step_model(form):
         parameters=count_parameters(MODEL),
     )
     spec = Spec(
-        model=facts, rule=RULE, form=form, precision="fp32", opset=OPSETS[form], producer={}, source={}
+        model=facts,
+        rule=RULE,
+        form=form,
+        precision="fp32",
+        opset=OPSETS[form],
+        memory_identity=MemoryIdentity(layout="", weights=""),
+        producer={},
+        source={},
     ).completed()
     return StepGraph(spec, MODEL, random_weights(MODEL)).build(), spec
 

@@ -7,7 +7,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from runtimes.contract.checks import (
 )
 from runtimes.contract.device import AUTO, CPU, Device, refuse_for_run
 from runtimes.contract.memory import MAX_BATCH, Memory, refuse_no_memory
+from runtimes.contract.memory_identity import MemoryIdentity, layout_of
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.sampling import Sampler
 from runtimes.contract.tensors import TensorSpec, row_bytes, state_tensors
@@ -80,19 +81,27 @@ class TorchSession:
         vocab: Vocab,
         rule: MemoryRule,
         *,
-        identity: str,
+        weights: str,
         device: Device = CPU,
     ) -> None:
+        """weights: their hash, or any other name of them if no memory of the session is saved."""
         self.device = device
         self.model = model
         self.vocab = vocab
         self.rule = rule
         self.pads_right = not model.config.from_segment_end
         self.sampler = Sampler()
-        self.identity = identity
+        self.weights = weights
+        self.identity = sha256(f"{weights} {rule}".encode()).hexdigest()
         self._process = os.getpid()
         facts = dataclasses.replace(model.facts(), reaches=())  # every layer keeps the whole memory here
         self.state = state_tensors(facts, rule, "hidden")
+
+    @cached_property
+    def memory_identity(self) -> MemoryIdentity:
+        """As that of an artefact with memory of the form `hidden`, if all heads have the whole memory."""
+        layout = layout_of(self.state, self.rule, "hidden", self.vocab)
+        return MemoryIdentity(layout=layout, weights=self.weights)
 
     @property
     def computed_by(self) -> str:
@@ -122,12 +131,7 @@ class TorchSession:
             torch.set_num_threads(threads)
         run = load_run(folder)
         chosen = rule or run.config.evaluation
-        session = cls(
-            run.model.eval(),
-            run.vocab,
-            chosen,
-            identity=sha256(f"{run.sha256} {chosen}".encode()).hexdigest(),
-        )
+        session = cls(run.model.eval(), run.vocab, chosen, weights=run.sha256)
         if device == CPU:
             return session
         return session._on_first_gpu() if device.kind == "auto" else session._on(device)
@@ -183,6 +187,7 @@ class TorchSession:
         return {
             "kind": "run",
             "identity": session.identity,
+            "memory_identity": to_json(session.memory_identity),
             "computed_by": session.computed_by,
             "model": to_json(session.model.facts()),
             "rule": to_json(session.rule),
@@ -198,8 +203,7 @@ class TorchSession:
         """
         if rule == self.rule:
             return self
-        identity = sha256(f"{self.identity} {rule}".encode()).hexdigest()
-        other = type(self)(self.model, self.vocab, rule, identity=identity)
+        other = type(self)(self.model, self.vocab, rule, weights=self.weights)
         other.device = self.device
         other.sampler = self.sampler
         other._process = self._process  # the weights and PyTorch's threads are those of that process
@@ -372,12 +376,13 @@ class ProjectedTorchSession(TorchSession):
         vocab: Vocab,
         rule: MemoryRule,
         *,
-        identity: str,
+        weights: str,
         write: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> None:
         from trainer.model.projected import ProjectedModel
 
-        super().__init__(model, vocab, rule, identity=f"{identity} projected")
+        super().__init__(model, vocab, rule, weights=weights)
+        self.identity += " projected"
         config = model.config
         self._projected = ProjectedModel(model, rule, write=write)
         shape = ("batch", config.heads, rule.mem_len, config.head_dim)

@@ -145,6 +145,17 @@ export const TABLES = {
           ]
         }
       },
+      "memory_identity": {
+        "object": {
+          "layout": {
+            "text": ["64 lower-case hexadecimal digits", "0123456789abcdef", "0123456789abcdef", 64, 64]
+          },
+          "weights": {
+            "text": ["64 lower-case hexadecimal digits", "0123456789abcdef", "0123456789abcdef", 64, 64]
+          }
+        },
+        "absent": {}
+      },
       "producer": {"map": [{"text": []}, {"text": []}]},
       "source": {"map": [{"text": []}, {"text": []}]},
       "files": {

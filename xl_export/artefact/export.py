@@ -20,6 +20,7 @@ from runtimes.base.kinds import ARTEFACT
 from runtimes.base.machine import package_versions
 from runtimes.contract.device import Device
 from runtimes.contract.engine import Attention
+from runtimes.contract.memory_identity import MemoryIdentity
 from runtimes.contract.precision import MemoryPrecision, Precision
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.sampling import read_sampling
@@ -161,7 +162,7 @@ def export(
         writer: WriteGraphs = TracedGraphs(step, trained.vocab).write
     else:
         writer = functools.partial(write_graphs, run=trained, attention=attention, others=others)
-    original = ProjectedTorchSession(model, trained.vocab, chosen, identity=trained.sha256)
+    original = ProjectedTorchSession(model, trained.vocab, chosen, weights=trained.sha256)
     try:
         write_artefact(
             spec,
@@ -253,6 +254,7 @@ def make_spec(
         precision=precision,
         memory_precision=memory_precision,
         opset=web.OPSET if target == "web" else OPSETS[form],
+        memory_identity=MemoryIdentity(layout="", weights=run.sha256),  # `write_artefact` adds the layout
         producer=package_versions(),
         source={"model.safetensors": run.sha256},
     ).completed()

@@ -19,6 +19,7 @@ from runtimes.base.folders import refuse_existing
 from runtimes.base.kinds import ARTEFACT
 from runtimes.base.machine import package_versions
 from runtimes.contract.memory import MAX_BATCH
+from runtimes.contract.memory_identity import MemoryIdentity
 from runtimes.contract.precision import QUANTISED, MemoryPrecision, MemoryType, Precision
 from runtimes.contract.promises import PROMISES, Promise
 from runtimes.contract.rule import MemoryRule
@@ -226,6 +227,7 @@ def module_spec(step: ModuleStep, vocab: Vocab | None, rule: MemoryRule, memory:
         )
     finite_arrays(step.module)
     form, shapes = form_of(step, facts, rule, memory)
+    weights = digest_of(step.module)
     inputs, outputs = ((), ()) if step.language_model else step.signature(rule.segment)
     return Spec(
         model=facts,
@@ -233,8 +235,9 @@ def module_spec(step: ModuleStep, vocab: Vocab | None, rule: MemoryRule, memory:
         form=form,
         precision="fp32",
         opset=OPSETS[form],
+        memory_identity=MemoryIdentity(layout="", weights=weights),  # `write_artefact` adds the layout
         producer=package_versions(),
-        source={"module": digest_of(step.module)},
+        source={"module": weights},
         exporter="trace",
         memory_shapes=shapes,
         moves_every=step.moves_every,

@@ -126,6 +126,7 @@ def write_artefact(
     nothing. sources: files and folders that must not be replaced. sampler: the artefact's defaults; None
     writes none. Raises UserError if the graphs do not compute what PyTorch computes.
     """
+    spec = spec.with_layout(vocab)
     with atomic_folder(out, ARTEFACT, force=force, sources=sources) as folder:
         unpacked = dataclasses.replace(spec, storage="external")  # weights move into the graph afterwards
         graphs = write_graphs(unpacked, folder)
@@ -201,7 +202,7 @@ def _with_memory_in_bytes(original: Session, reference: Reference) -> AnyReferen
         original.model,
         original.vocab,
         original.rule,
-        identity=f"{original.identity} in bytes",
+        weights=f"{original.weights} in bytes",
         write=append_in_bytes,
     )
     return answers_of(naive, reference, "PyTorch's answers with int8 memory")

@@ -13,7 +13,7 @@ from runtimes.contract.spec import Spec
 from runtimes.contract.tensors import POSITIONS
 from runtimes.contract.vocabulary import Vocab
 from runtimes.sessions.graph import GraphSession
-from xl_export.tracing.module import LOGITS, ModuleStep, digest_of, in_a_sentence
+from xl_export.tracing.module import LOGITS, ModuleStep, in_a_sentence
 
 
 class GraphStep(nn.Module):
@@ -63,7 +63,7 @@ class ModuleSession(GraphSession):
     computed_by = "PyTorch"
 
     def __init__(self, step: ModuleStep, vocab: Vocab | None, spec: Spec) -> None:
-        super().__init__(spec, vocab, f"module {digest_of(step.module)} {spec.rule}")
+        super().__init__(spec, vocab, f"module {spec.memory_identity.weights} {spec.rule}")
         self._step = GraphStep(step, spec)
 
     def run(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], memory: Memory) -> None:

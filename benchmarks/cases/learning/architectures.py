@@ -306,7 +306,7 @@ def _here(config: TrainConfig, source: Source) -> dict[str, Any]:
     stream = {}
 
     def session(rule: MemoryRule) -> TorchSession:
-        return TorchSession(model, source.vocab, rule, identity="architectures")
+        return TorchSession(model, source.vocab, rule, weights="architectures")
 
     for context in (T, FACTOR * T):
         rule = dataclasses.replace(config.training, mem_len=context, mask="same-length")

@@ -82,7 +82,7 @@ def _bits(config: TrainConfig) -> float:
     for _ in range(config.steps):
         training.advance(source.tokens)
     training.refuse_not_finite()
-    session = TorchSession(training.model.eval(), source.vocab, config.training, identity="autocast-loss")
+    session = TorchSession(training.model.eval(), source.vocab, config.training, weights="autocast-loss")
     return evaluate(session, architectures.test_tokens(source), lanes=LANES).bits_per_token
 
 

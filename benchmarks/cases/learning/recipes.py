@@ -254,7 +254,7 @@ def _trained(wanted: Wanted, source: Path, data: Path, out: Path, progress: Call
     dataset = open_dataset(data)
     config = trained.config
     rule = trained.config.evaluation
-    session = TorchSession(trained.model.eval(), trained.vocab, rule, identity=trained.sha256)
+    session = TorchSession(trained.model.eval(), trained.vocab, rule, weights=trained.sha256)
     torch.set_num_threads(wanted["threads"])
     return Row(
         name=name,

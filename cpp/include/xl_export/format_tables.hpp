@@ -149,6 +149,17 @@ inline constexpr char format_tables[] = R"json({
           ]
         }
       },
+      "memory_identity": {
+        "object": {
+          "layout": {
+            "text": ["64 lower-case hexadecimal digits", "0123456789abcdef", "0123456789abcdef", 64, 64]
+          },
+          "weights": {
+            "text": ["64 lower-case hexadecimal digits", "0123456789abcdef", "0123456789abcdef", 64, 64]
+          }
+        },
+        "absent": {}
+      },
       "producer": {"map": [{"text": []}, {"text": []}]},
       "source": {"map": [{"text": []}, {"text": []}]},
       "files": {

@@ -52,7 +52,10 @@ struct Named {
 
 // The contract of one artefact, as far as a loop needs it.
 struct Spec {
-  std::string identity;   // the SHA-256 of spec.json, by which saved streams name the artefact
+  std::string identity;   // the SHA-256 of spec.json
+  // What decides whether the artefact continues a saved stream: what the memory's numbers mean, and the hash
+  // of the trained weights.
+  std::string layout, weights;
   std::string form;       // of the memory: ring, shift, hidden or own
   std::string precision;  // of the weights
   std::string target;     // onnxruntime, tensorrt or web
@@ -371,6 +374,8 @@ inline Spec parse_fields(const json::Value& document) {
   spec.memory = rule.at("mem_len").integer();
   spec.opset = document.at("opset").integer();
   spec.precision = document.at("precision").text;
+  spec.layout = document.at("memory_identity").at("layout").text;
+  spec.weights = document.at("memory_identity").at("weights").text;
   spec.form = document.at("form").text;
   spec.storage = document.at("storage").text;
   spec.target = document.at("target").text;

@@ -93,7 +93,7 @@ def read_only(memory: Memory) -> Memory:
 
 
 def of_another(memory: Memory) -> Memory:
-    memory.owner = "another"
+    memory.owner = memory.owner._replace(artefact="another")
     return memory
 
 

@@ -127,7 +127,7 @@ def test_scales_that_no_vector_has_are_refused(in_bytes: Session, tokens: np.nda
     for bad in (np.nan, np.inf):  # which `save_memory` refuses
         memory.tensors[name][1, 0, 3] = bad
         with open(path, "wb") as stream:
-            facts = {"format": STREAMS, "owner": memory.owner}
+            facts = {"format": STREAMS, "owner": memory.owner.artefact}
             write_tensors(stream, {"positions": memory.positions, **memory.tensors}, facts)
         with pytest.raises(ArtefactError, match="values that are not finite"):
             load_memory(path, in_bytes)
@@ -171,7 +171,7 @@ def test_arrays_that_are_not_this_memory_are_refused(path: Path, session: Sessio
         change(arrays)
         with open(path, "wb") as stream:
             stored = {n: a for n, a in arrays.items() if a.dtype in (np.int64, np.float32)}
-            write_tensors(stream, stored, {"format": STREAMS, "owner": memory.owner})
+            write_tensors(stream, stored, {"format": STREAMS, "owner": memory.owner.artefact})
         with pytest.raises(ArtefactError, match=str(path)):
             load_memory(path, session)
 

@@ -20,7 +20,7 @@ WORKER = "tests.runtimes.contract.mutation_worker"
 
 # One damage of `every`; the forms differ only in the graph. `ort`: a ring in ONNX Runtime's own format.
 EVERY = [
-    ("ring", 20),
+    ("ring", 12),
     *(
         pytest.param(form, every, marks=pytest.mark.slow)
         for form, every in (("ring", 1), ("shift", 1), ("hidden", 1), ("ort", 3))

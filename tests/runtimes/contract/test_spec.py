@@ -15,6 +15,7 @@ import onnx
 import pytest
 
 from runtimes.base.errors import ArtefactError, ConfigError
+from runtimes.contract.memory_identity import MemoryIdentity
 from runtimes.contract.model_facts import ModelFacts
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import (
@@ -61,6 +62,7 @@ def make_spec(form: Any = "ring", **changes: Any) -> Spec:
         "form": form,
         "precision": "fp32",
         "opset": 24,
+        "memory_identity": MemoryIdentity(layout="0" * 64, weights="1" * 64),
         "producer": {"numpy": "2"},
         "source": {"model.safetensors": "ab"},
     }

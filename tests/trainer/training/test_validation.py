@@ -69,7 +69,7 @@ def test_validation_equals_evaluate_in_as_many_lanes(kind: str) -> None:
     tokens = np.random.default_rng(0).integers(0, 90, 250)
 
     def expected(tokens: np.ndarray) -> float:
-        session = TorchSession(model.eval(), ByteVocab(), rule, identity="test")
+        session = TorchSession(model.eval(), ByteVocab(), rule, weights="test")
         session.vocab = SimpleNamespace(size=90)  # type: ignore[assignment]
         score = evaluate(session, tokens, lanes=min(6, len(tokens) - 1))
         model.train()

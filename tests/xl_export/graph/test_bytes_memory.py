@@ -97,9 +97,9 @@ def test_it_computes_what_the_naive_memory_computes(
     session = open_session(export(run, tmp_path / "artefact", rule=own, memory_precision="int8"))
     trained = load_run(run)
     naive = ProjectedTorchSession(
-        trained.model.eval(), trained.vocab, own, identity="naive", write=append_in_bytes
+        trained.model.eval(), trained.vocab, own, weights="naive", write=append_in_bytes
     )
-    exact = ProjectedTorchSession(trained.model.eval(), trained.vocab, own, identity="exact")
+    exact = ProjectedTorchSession(trained.model.eval(), trained.vocab, own, weights="exact")
     cut, answers = [own.segment, 1, min(3, own.segment), own.segment, 1, own.segment], []
     cut *= 2 + 2 * own.mem_len // sum(cut)
     stream, half = rows(tokens, 2, sum(cut)), len(cut) // 2

@@ -68,7 +68,7 @@ def truth(runs: Callable[[str], Run], tokens: np.ndarray) -> Truth:
             if precision == "int8-stored":  # see the test below
                 patch.setattr(rounding, "SMALL", 1 << 30)
             model = rounded(run.model, precision, spec)
-        session = TorchSession(model, run.vocab, spec.rule, identity=precision)
+        session = TorchSession(model, run.vocab, spec.rule, weights=precision)
         return answers_with_padding(session, tokens)
 
     return of

@@ -39,7 +39,7 @@ def test_a_graph_for_the_web_computes_what_the_model_does(
     run = load_run(make_run(**ARCHITECTURES[kind]))
     spec = make_spec(run, run.config.evaluation, form, "web", "fp32", "fp32")
     session = write_graphs(spec, tmp_path, run, "plugin")[GRAPH]
-    torch = TorchSession(run.model.eval(), run.vocab, spec.rule, identity="torch")
+    torch = TorchSession(run.model.eval(), run.vocab, spec.rule, weights="torch")
     assert np.abs(answers_with_padding(session, tokens) - answers_with_padding(torch, tokens)).max() < 1e-4
     model = onnx.load(tmp_path / GRAPH)
     assert [(entry.domain, entry.version) for entry in model.opset_import] == [("", 21)]

@@ -95,7 +95,7 @@ def test_a_sample_is_what_generate_writes(make_config: Make, sizes: dict[str, An
     text = sample_text(model.train(), config, IdsVocab(20), tokens)
     assert torch.equal(torch.get_rng_state(), before)
     assert model.training
-    session = TorchSession(model.eval(), IdsVocab(20), config.evaluation, identity="x")
+    session = TorchSession(model.eval(), IdsVocab(20), config.evaluation, weights="x")
     pieces = generate(
         session, tokens[:64], max_tokens=12, sampler=Sampler(top_k=40), seed=config.seed, text=False
     )
