@@ -17,10 +17,9 @@ import numpy as np
 import pytest
 
 from runtimes.contract.device import Device
-from runtimes.contract.spec import Spec
 from runtimes.sessions.open import open_session
-from runtimes.sessions.ort_gpu import session
-from runtimes.sessions.ort_gpu.providers import PROVIDERS, CudaProvider
+from runtimes.sessions.ort_gpu import provider, session
+from runtimes.sessions.ort_gpu.provider import CudaProvider
 from runtimes.sessions.ort_gpu.stream import Stream
 
 
@@ -72,13 +71,13 @@ class HostProvider(CudaProvider):
     def __init__(self, launched: list[int]) -> None:
         self.launched = launched
 
-    def options(self, spec: Spec, device: Device) -> dict[str, str]:
+    def options(self, device: Device) -> dict[str, str]:
         return {}
 
     def stream(self, device: Device) -> Stream:
         return HostStream(self.launched)
 
-    def on_stream(self, stream: Stream | None, *, captured: bool) -> dict[str, str]:
+    def on_stream(self, stream: Stream, *, captured: bool) -> dict[str, str]:
         return {}
 
     def fault(self, ort: Any) -> str | None:
@@ -94,7 +93,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         launched.append(-1)
         launch(self, io)
 
-    monkeypatch.setitem(PROVIDERS, "cuda", HostProvider(launched))
+    monkeypatch.setattr(provider, "PROVIDER", HostProvider(launched))
     monkeypatch.setattr(session.OrtGpuSession, "launch", noted)
     return launched
 

@@ -19,7 +19,7 @@ from runtimes.contract.device import Kind
 from runtimes.contract.engine import Flavour, Gpu
 from runtimes.sessions import fused_cpu
 from runtimes.sessions.ort_gpu.driver import ask_driver
-from runtimes.sessions.ort_gpu.providers import PROVIDERS, fault_of_both
+from runtimes.sessions.ort_gpu.provider import PROVIDER, fault_of_both
 from runtimes.sessions.tensorrt.device_memory import Cuda
 from runtimes.sessions.tensorrt.module import load_tensorrt
 
@@ -72,7 +72,7 @@ def list_devices() -> list[DeviceReport]:
     answers are right there.
     """
     return [
-        *(_report(kind, "artefacts", _provider, kind) for kind in PROVIDERS),
+        _report("cuda", "artefacts", _onnxruntime_on_gpu),
         _report("cpu", "artefacts", _onnxruntime_on_cpu),
         _report("tensorrt", "engines", _engines, "tensorrt"),
         _report("tensorrt-rtx", "engines", _engines, "rtx"),
@@ -100,13 +100,12 @@ def _onnxruntime_on_cpu() -> str:
     return f"ONNX Runtime {ort.__version__} on {available_cpus()} CPUs, {operator} the fused operator."
 
 
-def _provider(kind: Kind) -> str:
+def _onnxruntime_on_gpu() -> str:
     ort = load_onnxruntime()
-    provider = PROVIDERS[kind]
-    if fault := provider.fault(ort):
+    if fault := PROVIDER.fault(ort):
         raise MissingPackageError(f"{fault}.")
-    gpus = [gpu for gpu in ask_driver().gpus if not provider.without_code(ort, gpu)]
-    return f"{provider.words} of ONNX Runtime {ort.__version__} on {_named(gpus)}."
+    gpus = [gpu for gpu in ask_driver().gpus if not PROVIDER.without_code(ort, gpu)]
+    return f"CUDA of ONNX Runtime {ort.__version__} on {_named(gpus)}."
 
 
 def _engines(flavour: Flavour) -> str:

@@ -9,12 +9,11 @@ from typing import Literal, get_args
 
 from runtimes.base.errors import ConfigError
 
-Kind = Literal["auto", "cpu", "cuda", "ort-tensorrt", "ort-tensorrt-rtx", "tensorrt", "tensorrt-rtx", "mps"]
+Kind = Literal["auto", "cpu", "cuda", "tensorrt", "tensorrt-rtx", "mps"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-NUMBERED: tuple[Kind, ...] = ("cuda", "ort-tensorrt", "ort-tensorrt-rtx")  # a machine may have several
 MAX_INDEX = 63
 # What each kind of folder computes on; `auto` is for all of them.
-OF_ARTEFACTS: tuple[Kind, ...] = ("cpu", "cuda", "ort-tensorrt", "ort-tensorrt-rtx")
+OF_ARTEFACTS: tuple[Kind, ...] = ("cpu", "cuda")
 OF_RUNS: tuple[Kind, ...] = ("cpu", "cuda", "mps")
 # Other words for a device that people use, and the name that it has here.
 MEANT: dict[str, Kind] = {
@@ -22,7 +21,6 @@ MEANT: dict[str, Kind] = {
     "nvidia": "cuda",
     "trt": "tensorrt",
     "rtx": "tensorrt-rtx",
-    "ort-trt": "ort-tensorrt",
     "metal": "mps",
     "default": "auto",
 }
@@ -53,10 +51,9 @@ class Device:
                 f"device is {text!r:.40}; {_meant(text)}expected one of {', '.join(KINDS)}, and a number "
                 "after a colon for another GPU than the first, such as cuda:1."
             )
-        if number is not None and kind not in NUMBERED:
+        if number is not None and kind != "cuda":
             raise ConfigError(
-                f"device is {text!r:.40}, and {kind} has no number; expected {kind}, or one of "
-                f"{', '.join(NUMBERED)} with a number."
+                f"device is {text!r:.40}, and only cuda has numbers; expected {kind}, or cuda:{number}."
             )
         if tf32 and kind != "cuda":
             raise ConfigError(f"device is {text!r:.40}, and +tf32 is for cuda; expected {kind} or cuda+tf32.")
@@ -100,13 +97,10 @@ def refuse_for_artefact(device: Device, folder: Path) -> None:
     """Raises ConfigError if ONNX Runtime has no such device for an artefact."""
     if device.kind in (*OF_ARTEFACTS, "auto"):
         return
-    mend = f"give one of {_listed(OF_ARTEFACTS)}"
+    fix = f"give {_listed(OF_ARTEFACTS)}"
     if device.kind in ("tensorrt", "tensorrt-rtx"):
-        mend = (
-            f"build an engine of it with `xl-export build`, or give ort-{device.kind}, with which ONNX "
-            "Runtime builds one itself"
-        )
-    raise ConfigError(f"device is {device} and {folder} is an artefact, which ONNX Runtime computes; {mend}.")
+        fix += ", or build an engine of it with `xl-export build`"
+    raise ConfigError(f"device is {device} and {folder} is an artefact, which ONNX Runtime computes; {fix}.")
 
 
 def refuse_for_engine(device: Device, folder: Path, *, own: Kind) -> None:

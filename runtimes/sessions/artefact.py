@@ -13,11 +13,12 @@ from runtimes.contract.device import AUTO, CPU, Device, refuse_for_artefact
 from runtimes.contract.session import Session
 from runtimes.contract.spec import Spec
 from runtimes.sessions.onnx_runtime import OrtSession, read_artefact
-from runtimes.sessions.ort_gpu.providers import PROVIDERS, fault_of_both
+from runtimes.sessions.ort_gpu import provider
+from runtimes.sessions.ort_gpu.provider import fault_of_both
 
 TRIED_TOKENS = 24  # of each row of the reference
 SINGLE_TOKENS = 8  # enough for a CUDA graph in both directions
-BEST = Device("cuda")  # engines take minutes to build, so they are built only on request
+BEST = Device("cuda")
 
 
 def open(folder: Path, *, threads: int | None = None, device: Device = AUTO) -> Session:
@@ -39,7 +40,7 @@ def open(folder: Path, *, threads: int | None = None, device: Device = AUTO) -> 
 
     if device != AUTO:
         return OrtGpuSession.of(folder, spec, contents, device=device, threads=threads)
-    if fault := PROVIDERS[BEST.kind].fault(load_onnxruntime()):
+    if fault := provider.PROVIDER.fault(load_onnxruntime()):
         say_once(f"computing on the CPU, because {fault}")
         return OrtSession.of(folder, spec, contents, threads=threads)
     try:
@@ -60,7 +61,7 @@ def _has_cuda() -> bool:
         ort = load_onnxruntime()
     except MissingPackageError:  # `OrtSession` says what to install
         return False
-    return PROVIDERS[BEST.kind].name in ort.get_available_providers()
+    return provider.PROVIDER.name in ort.get_available_providers()
 
 
 def refuse_wrong_answers(session: Session, folder: Path, spec: Spec) -> None:

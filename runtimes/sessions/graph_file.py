@@ -56,13 +56,12 @@ class _Inside:
     compiled: bool = False
 
 
-def refuse_foreign_graph(data: Content, *, name: str, files: Collection[str], compiled: bool = False) -> None:
+def refuse_foreign_graph(data: Content, *, name: str, files: Collection[str]) -> None:
     """Raises ArtefactError unless an ONNX file reads its tensors only from itself and `files`, and has no
     loop and no compiled code.
 
     data: the file's content. name: of the file, for the message. files: names that the artefact's spec
-    lists. compiled: whether it may hold compiled code, which runs on the GPU unchecked: only if this user had
-    it compiled.
+    lists.
     """
     inside = _Inside()
     try:
@@ -78,7 +77,7 @@ def refuse_foreign_graph(data: Content, *, name: str, files: Collection[str], co
             f"{name} takes tensors from the file {shown}, which the artefact's spec does not list; "
             "export the artefact again."
         )
-    if inside.compiled and not compiled:
+    if inside.compiled:
         raise ArtefactError(
             f"{name} has an {COMPILED.decode()} operator, which holds compiled code, and no artefact has "
             "one; export the artefact again."

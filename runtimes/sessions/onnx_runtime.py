@@ -285,17 +285,15 @@ def vocab_of(spec: Spec, folder: Path, contents: Mapping[str, Content]) -> Vocab
     return load_vocab(folder / VOCAB, contents[VOCAB], contents) if spec.language_model else None
 
 
-def refuse_foreign(spec: Spec, graph: Path, content: Content, *, compiled: bool = False) -> None:
+def refuse_foreign(spec: Spec, graph: Path, content: Content) -> None:
     """Raises ArtefactError for a graph with loops, compiled code, or tensors in files that are not the
     artefact's.
-
-    compiled: see `refuse_foreign_graph`.
     """
     if spec.storage == "ort":
         refuse_foreign_ort_graph(content, name=str(graph))
     else:
         files = [WEIGHTS] if spec.storage == "external" else []
-        refuse_foreign_graph(content, name=str(graph), files=files, compiled=compiled)
+        refuse_foreign_graph(content, name=str(graph), files=files)
 
 
 def load_graph(
@@ -307,15 +305,14 @@ def load_graph(
     providers: Mapping[str, Any],
     *,
     tokens: int | None = None,
-    compiled: bool = False,
 ) -> Any:
     """ONNX Runtime's session over the bytes of a graph and of its weights, its tensors those of the spec.
 
     options, providers: of the session; `options` is changed. tokens: of a graph of fixed sizes that is not
-    for whole segments. compiled: see `refuse_foreign_graph`. Raises ArtefactError for a graph that refers to
-    other files or is not the spec's, and whatever ONNX Runtime raises.
+    for whole segments. Raises ArtefactError for a graph that refers to other files or is not the spec's, and
+    whatever ONNX Runtime raises.
     """
-    refuse_foreign(spec, graph, contents[graph.name], compiled=compiled)
+    refuse_foreign(spec, graph, contents[graph.name])
     in_layers = tokens is None and LAYER in bytes(contents[graph.name])
     options.add_session_config_entry(SPIN, str(UNTIL_NEXT if in_layers else MOST_SPIN))
     # Otherwise ONNX Runtime would tell the format from the first bytes.

@@ -16,7 +16,7 @@ import pytest
 from runtimes import open_session
 from runtimes.sessions.ort_gpu.loading import OF_SHAPES
 from runtimes.sessions.ort_gpu.machine_code import codes_of
-from runtimes.sessions.ort_gpu.providers import PROVIDERS
+from runtimes.sessions.ort_gpu.provider import PROVIDER
 from tests.cuda.counts import CASES, DOCUMENT, LAYERS, TF32, Counts, count_all, make_run, table, written
 from tests.cuda.stubs import load_all
 
@@ -39,7 +39,7 @@ def counts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Counts]:
 
 def test_the_guide_names_the_gpus_that_the_provider_has_code_for() -> None:
     """One column for each architecture of CPUs; the wheel of this one is read."""
-    codes = codes_of(PROVIDERS["cuda"].file(onnxruntime))
+    codes = codes_of(PROVIDER.file(onnxruntime))
     _, _, rows = DEVICES.partition("| compute capability | GPUs | x86-64 | aarch64 |\n|---|---|---|---|\n")
     column = 2 + (platform.machine() == "aarch64")
     for row in rows.partition("\n\n")[0].splitlines():

@@ -111,7 +111,7 @@ DEVICES = [
     ("", "device is ''; expected one of"),
     ("cuda:", "expected one of"),
     ("cuda:1:2", "expected one of"),
-    ("cpu:0", "cpu has no number"),
+    ("cpu:0", "only cuda has numbers"),
     ("cuda:64", "expected a number of 0 to 63"),
     ("cpu+tf32", r"\+tf32 is for cuda; expected cpu or cuda\+tf32"),
 ]

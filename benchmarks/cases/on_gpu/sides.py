@@ -137,12 +137,6 @@ SIDES = (
     _provider("cuda", Graph(form="shift", mask="full")),
     _provider("cuda", Graph(attention="plugin")),
     _provider("cuda", Graph(attention="plugin", memory="fp16")),
-    # TensorRT has no circular ring, so its providers get the form `shift`. The graph for fp16 computes in
-    # fp16 throughout, which the CUDA provider refuses.
-    _provider("ort-tensorrt", Graph(target="tensorrt", form="shift", precision="fp16")),
-    _provider("ort-tensorrt", Graph(form="shift")),
-    _provider("ort-tensorrt-rtx", Graph(target="tensorrt", form="shift", precision="fp16")),
-    _provider("ort-tensorrt-rtx", Graph(form="shift")),
 )
 
 

@@ -1,1 +1,1 @@
-"""Artefacts on an NVIDIA GPU with ONNX Runtime: its CUDA, TensorRT and TensorRT-RTX providers."""
+"""Artefacts on an NVIDIA GPU with ONNX Runtime: its CUDA provider."""

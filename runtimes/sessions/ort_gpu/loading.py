@@ -1,8 +1,7 @@
-"""Loads a graph on one provider of ONNX Runtime and on no other, or says why that is impossible."""
+"""Loads a graph on ONNX Runtime's CUDA provider and on no other, or says why that is impossible."""
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,9 +15,7 @@ from runtimes.base.progress import say_once
 from runtimes.contract.device import Device
 from runtimes.contract.spec import Spec
 from runtimes.sessions.onnx_runtime import load_graph
-from runtimes.sessions.ort_gpu.driver import ask_driver
-from runtimes.sessions.ort_gpu.engines import keeping_engine, kept_engine, path_of
-from runtimes.sessions.ort_gpu.providers import Provider
+from runtimes.sessions.ort_gpu.provider import CudaProvider, kernels_missing
 from runtimes.sessions.ort_gpu.stream import Stream
 
 Contents = Mapping[str, Content]
@@ -28,10 +25,6 @@ TELLS_PLACEMENT = "get_provider_graph_assignment_info"  # the method of a sessio
 # there. Of these operators it is not known whether a node computes a shape, so they are named only next to
 # others.
 OF_SHAPES = {"Shape", "Size", "Add", "Sub", "Mul", "Div", "Concat", "Squeeze", "Unsqueeze", "Gather", "Slice"}
-# ONNX Runtime's session options that write what a provider has compiled to another ONNX file.
-WRITE_CONTEXT = "ep.context_enable"
-CONTEXT_FILE = "ep.context_file_path"
-CONTEXT_INSIDE = "ep.context_embed_mode"
 # A part of ONNX Runtime's message for a graph if some nodes compute elsewhere.
 CAPTURE_REFUSED = "have not been partitioned"
 
@@ -41,15 +34,15 @@ class Loader:
     """What is loaded, and on which device."""
 
     ort: Any
-    provider: Provider
+    provider: CudaProvider
     device: Device
     spec: Spec
     graph: Path  # its file, for messages; its content is in the `contents` of `load`
     threads: int | None
     library: Path | None = None  # with the operators of the graph that are not ONNX Runtime's
 
-    def load(self, contents: Contents) -> tuple[Any, Stream | None]:
-        """ONNX Runtime's session, and the stream on which it computes if the provider has one of ours.
+    def load(self, contents: Contents) -> tuple[Any, Stream]:
+        """ONNX Runtime's session, and the stream on which it computes.
 
         Every node that computes runs on the device. A message says once which nodes compute shapes on the
         CPU.
@@ -57,12 +50,11 @@ class Loader:
         Raises MissingPackageError if the provider is not installed or does not start here, and
         ArtefactError if the graph cannot be loaded or a node would run elsewhere.
         """
-        self.provider.refuse_form(self.spec, self.device)
         self.provider.refuse_missing(self.ort, self.device)
         self.provider.preload(self.ort)
         try:
             stream = self.provider.stream(self.device)
-            session = self._engine(contents) if self.provider.builds else self._kernels(contents, stream)
+            session = self._kernels(contents, stream)
             if found := of_shapes_elsewhere(session, self.provider.name):
                 say_once(f"ONNX Runtime computes {found} on the CPU, and all others on {self.device}")
             return session, stream
@@ -76,9 +68,8 @@ class Loader:
                 f"({first_line(error):.300}); give --device cpu, or export the artefact again."
             ) from error
 
-    def _kernels(self, contents: Contents, stream: Stream | None) -> Any:
-        """The session over a provider's own kernels."""
-        chosen = self.provider.options(self.spec, self.device)
+    def _kernels(self, contents: Contents, stream: Stream) -> Any:
+        chosen = self.provider.options(self.device)
         try:
             session = self._create(contents, chosen | self.provider.on_stream(stream, captured=True))
         except (ArtefactError, MissingPackageError):
@@ -90,71 +81,33 @@ class Loader:
                 session = self._create(contents, chosen | self.provider.on_stream(stream, captured=False))
             except Exception:  # the first error is more informative
                 raise error from None
+            self._refuse_unless_started(session)
             self._refuse_elsewhere(session, refused=CAPTURE_REFUSED in str(error))
             raise
         self._refuse_unless_started(session)
         return session
 
-    def _engine(self, contents: Contents) -> Any:
-        """The session over an engine: one that was kept, or a new one, which is then kept."""
-        chosen = self.provider.options(self.spec, self.device)
-        if not hasattr(self.ort.InferenceSession, TELLS_PLACEMENT):
-            raise MissingPackageError(
-                f"device is {self.device} and ONNX Runtime {self.ort.__version__} does not tell which nodes "
-                "run there; install onnxruntime-gpu 1.24 or newer, or give --device cpu."
-            )
-        facts = (self.spec.identity, self.ort.__version__, self.provider.name, sorted(chosen.items()))
-        kept = path_of(*facts, str(self.device), ask_driver())
-        if (content := kept_engine(kept)) is not None:
-            # TensorRT refuses an engine of another release, which then is built again.
-            with contextlib.suppress(Exception):
-                session = self._create({**contents, self.graph.name: content}, chosen, compiled=True)
-                self._refuse_elsewhere(session)
-                return session
-        if self.provider.fault(self.ort):
-            raise self.provider.not_started(self.ort, self.device)
-        say_once(f"building an engine for {self.device}, which takes minutes")
-        with keeping_engine(kept) as path:
-            session = self._create(contents, chosen, context=path)
-            self._refuse_elsewhere(session)
-        return session
-
-    def _create(
-        self,
-        contents: Contents,
-        chosen: Mapping[str, str],
-        *,
-        context: Path | None = None,
-        compiled: bool = False,
-    ) -> Any:
-        """ONNX Runtime's session, with the chosen options of the provider.
-
-        context: where it writes what the provider has compiled. compiled: whether the graph is such a file.
-        """
+    def _create(self, contents: Contents, chosen: Mapping[str, str]) -> Any:
+        """ONNX Runtime's session, with the chosen options of the provider."""
         options = self.ort.SessionOptions()
         options.intra_op_num_threads = self.threads or available_cpus()
         options.add_session_config_entry(RECORD, "1")
         if self.library:
             options.register_custom_ops_library(str(self.library))
-        if context is not None:
-            entries = {WRITE_CONTEXT: "1", CONTEXT_FILE: str(context), CONTEXT_INSIDE: "1"}
-            for name, value in entries.items():
-                options.add_session_config_entry(name, value)
-        providers = self.provider.attach(self.ort, options, chosen, self.device)
-        return load_graph(self.ort, self.spec, self.graph, contents, options, providers, compiled=compiled)
+        providers = {"providers": [(self.provider.name, dict(chosen))], "enable_fallback": 0}
+        return load_graph(self.ort, self.spec, self.graph, contents, options, providers)
 
     def _refuse_unless_started(self, session: Any) -> None:
         """Raises MissingPackageError if ONNX Runtime left the provider out, which it does silently."""
         if self.provider.name not in session.get_providers():
             raise self.provider.not_started(self.ort, self.device)
 
-    def _refuse_elsewhere(self, session: Any, *, refused: bool = False) -> None:
-        """Raises ArtefactError if a node computes on another device, after `_refuse_unless_started`."""
-        self._refuse_unless_started(session)
+    def _refuse_elsewhere(self, session: Any, *, refused: bool) -> None:
+        """Raises ArtefactError if a node computes on another device. refused: see `elsewhere`."""
         if found := elsewhere(session, self.provider.name, refused=refused):
             raise ArtefactError(
                 f"{self.graph} would not run on {self.device} alone: ONNX Runtime {self.ort.__version__} "
-                f"puts {found} elsewhere; {self.provider.mend(self.spec)}, or give --device cpu."
+                f"puts {found} elsewhere; {kernels_missing(self.spec)}, or give --device cpu."
             )
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from runtimes.base.errors import ArtefactError, StreamError, first_line
 from runtimes.base.progress import say_once
 from runtimes.contract.device import Device
-from runtimes.contract.memory import MAX_BATCH, DeviceTensor, Memory, refuse_part
+from runtimes.contract.memory import DeviceTensor, Memory, refuse_part
 from runtimes.contract.session import Paths
 from runtimes.contract.spec import CUDA_GRAPH, GRAPH, Spec, refuse_unless_one_onnx
 from runtimes.contract.tensors import POSITIONS
@@ -26,8 +26,8 @@ from runtimes.contract.vocabulary import Vocab
 from runtimes.sessions import fused_cpu
 from runtimes.sessions.graph import GraphSession, Positions
 from runtimes.sessions.onnx_runtime import import_onnxruntime, vocab_of
+from runtimes.sessions.ort_gpu import provider
 from runtimes.sessions.ort_gpu.loading import Contents, Loader
-from runtimes.sessions.ort_gpu.providers import PROVIDERS
 from runtimes.sessions.ort_gpu.stream import Stream
 
 # Single tokens that a memory steps before a CUDA graph is captured. A fork in a beam search may live for one.
@@ -64,13 +64,12 @@ class OrtGpuSession(GraphSession):
     ) -> None:
         super().__init__(spec, vocab, spec.identity)
         self.device = device
-        self.provider = PROVIDERS[device.kind]
         self._ort = import_onnxruntime(spec)
         #: Held while the stream is used: what another thread enqueued would become part of a captured step.
         self.one_at_a_time = threading.Lock()
         loader = Loader(
             ort=self._ort,
-            provider=self.provider,
+            provider=provider.PROVIDER,
             device=device,
             spec=spec,
             graph=graph,
@@ -78,8 +77,8 @@ class OrtGpuSession(GraphSession):
             library=library,
         )
         self._with_node = library is not None
-        #: What ONNX Runtime computes on; None if it has streams of its own.
-        self.stream: Stream | None
+        #: What ONNX Runtime computes on.
+        self.stream: Stream
         self._session, self.stream = loader.load(contents)
         # The output layer of a large vocabulary picks rows by their values (NonZero), which cannot be
         # captured; a traced graph may do the same.
@@ -88,13 +87,12 @@ class OrtGpuSession(GraphSession):
         # captured step would be compared with nothing. What cannot be checked is not used.
         checked = spec.rule.mask == "same-length"
         #: Whether single tokens are captured as CUDA graphs.
-        self.captures = self.stream is not None and fixed and checked
+        self.captures = fixed and checked
         #: Where arrays are.
-        self.place: Mapping[str, Any] = self.provider.place(self._ort, device)
+        self.place = {"device_type": provider.PROVIDER.memory, "device_id": device.index}
         self._options = self._ort.RunOptions()
-        if self.stream is not None:
-            for name, value in ON_OUR_STREAM.items():
-                self._options.add_run_config_entry(name, value)
+        for name, value in ON_OUR_STREAM.items():
+            self._options.add_run_config_entry(name, value)
         self._paths: Paths | None = None
         if self.captures:
             ways = (PLAIN, *CAPTURED[: 1 if spec.in_place else 2])
@@ -103,11 +101,11 @@ class OrtGpuSession(GraphSession):
     @property
     def computed_by(self) -> str:
         node = ", attention as one node" if self._with_node else ""
-        return f"ONNX Runtime, {self.provider.words} on {self.device}{node}"
+        return f"ONNX Runtime, CUDA on {self.device}{node}"
 
     @property
     def kernel(self) -> str:
-        return self.provider.kernel
+        return "cuda"
 
     @property
     def paths(self) -> Paths | None:
@@ -126,15 +124,14 @@ class OrtGpuSession(GraphSession):
     ) -> OrtGpuSession:
         """The session over an artefact that was read and verified (`read_artefact`).
 
-        On `cuda` it runs the graph whose attention is one node, if the artefact has it and the library is
-        built.
+        It runs the graph whose attention is one node, if the artefact has it and the library is built.
 
         Raises MissingPackageError if the provider of the device is not installed or cannot start here, and
         ArtefactError if the graph cannot be loaded, or a node would run elsewhere.
         """
         refuse_unless_one_onnx(spec, folder, what=f"the device {device}")
         library = None
-        if device.kind == "cuda" and CUDA_GRAPH in spec.files:
+        if CUDA_GRAPH in spec.files:
             library = fused_cpu.built()
             if library is None:
                 say_once(f"{CUDA_GRAPH} is not used: its library is not built; run `xl-export fused-kernel`")
@@ -142,22 +139,7 @@ class OrtGpuSession(GraphSession):
         vocab = vocab_of(spec, folder, contents)
         return cls(spec, vocab, graph, contents, device=device, threads=threads, library=library)
 
-    def most_rows(self, tokens: int) -> int:
-        return min(super().most_rows(tokens), self.provider.most_rows or MAX_BATCH)
-
-    def start(self, batch: int) -> Memory:
-        self._refuse_rows(batch)
-        return super().start(batch)
-
-    def _refuse_rows(self, batch: int) -> None:
-        if self.provider.most_rows is not None and batch > self.provider.most_rows:
-            raise StreamError(
-                f"batch is {batch}, and {self.device} takes 1 to {self.provider.most_rows} rows; use a "
-                "smaller batch, or --device cuda."
-            )
-
     def run(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], memory: Memory) -> None:
-        self._refuse_rows(memory.batch)  # it may come from a file, or from two memories
         with self.one_at_a_time:
             binding = memory.binding
             if not isinstance(binding, DeviceBinding) or not binding.serves(self, memory):
@@ -176,7 +158,7 @@ class OrtGpuSession(GraphSession):
         return self._session.io_binding()
 
     def launch(self, io: Any) -> None:
-        """Runs the bound step. With a stream it is only enqueued there."""
+        """Enqueues the bound step on the stream."""
         try:
             self._session.run_with_iobinding(io, self._options)
         except Exception as error:  # ONNX Runtime's errors have no common base class
@@ -226,11 +208,6 @@ class OrtArray(DeviceTensor):
 
     def clear(self, rows: np.ndarray) -> None:
         stream = self.session.stream
-        if stream is None:  # ONNX Runtime writes whole arrays
-            array = self.copy()
-            array[rows] = 0
-            self.upload(array)
-            return
         num_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
         with self.session.one_at_a_time:
             stream.enter()
@@ -304,14 +281,17 @@ class DeviceBinding:
         key = tuple(size for array in arrays.values() for size in array.shape)
         if key not in self._kept:
             kept = {shape: each for shape, each in self._kept.items() if single or each.single}
-            made = _Buffers if self.session.stream is None else _StreamBuffers
-            kept[key] = made(self.session, inputs, outputs, single=single)
+            kept[key] = _Buffers(self.session, inputs, outputs, single=single)
             self._kept = kept
         return self._kept[key]
 
 
 class _Buffers:
-    """The buffers of a step's inputs and outputs on the device, and its binding in each direction."""
+    """The buffers of a step's inputs and outputs on the device, and its binding in each direction.
+
+    All inputs are one block of pinned memory and one on the device, and so are all outputs. A step is one
+    upload, the kernels, one download and one wait. A captured step is one launch of all three.
+    """
 
     def __init__(
         self,
@@ -324,13 +304,9 @@ class _Buffers:
         self.session = session
         self.single = single
         self._bindings: dict[int, Any] = {}
-        self._allocate(inputs, outputs)
-
-    def _allocate(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray]) -> None:
-        self._inputs, self._outputs = (
-            {name: self.session.empty(array.shape, array.dtype.name) for name, array in arrays.items()}
-            for arrays in (inputs, outputs)
-        )
+        self._given = _Block(session, inputs)
+        self._answers = _Block(session, outputs)
+        self._graphs: dict[int, Callable[[], None]] = {}
 
     def run(
         self,
@@ -345,94 +321,54 @@ class _Buffers:
         """Runs the step from `past` to `present`, the buffers of direction `turn`; returns whether a CUDA
         graph did. capture: whether one is made for the next step in that direction.
         """
-        assert not capture
+        stream = self.session.stream
+        io = self._bound(turn, past, present)
         for name, array in inputs.items():
-            self._inputs[name].upload(array)
-        self.session.launch(self._bound(turn, past, present))
+            self._given.views[name][...] = array
+        stream.enter()
+        graph = self._graphs.get(turn)
+        if graph is not None:
+            graph()
+        else:
+            self._enqueue(io)
+        stream.synchronize()
         for name, array in outputs.items():
-            array[...] = self._outputs[name].copy()
-        return False
+            array[...] = self._answers.views[name]
+        if capture and graph is None:  # after the step, for which this thread has made its cuBLAS handles
+            self._graphs[turn] = stream.capture(lambda: self._enqueue(io))
+        return graph is not None
+
+    def _enqueue(self, io: Any) -> None:
+        self.session.stream.upload(self._given.address, self._given.host)
+        self.session.launch(io)
+        self.session.stream.download(self._answers.host, self._answers.address)
 
     def _bound(self, turn: int, past: dict[str, OrtArray], present: dict[str, OrtArray]) -> Any:
         if turn not in self._bindings:
             with _refusals("bind the arrays of a step"):
                 io = self.session.io_binding()
-                self._bind(io)
+                where = self.session.place["device_type"], self.session.place["device_id"]
+                for block, bind in ((self._given, io.bind_input), (self._answers, io.bind_output)):
+                    for name, view in block.views.items():
+                        address = block.address + block.offsets[name]
+                        bind(name, *where, view.dtype.type, view.shape, address)
                 for state in self.session.spec.state:
                     io.bind_ortvalue_input(state.name, past[state.name].value)
                     io.bind_ortvalue_output(state.present, present[state.name].value)
                 self._bindings[turn] = io
         return self._bindings[turn]
 
-    def _bind(self, io: Any) -> None:
-        for name, array in self._inputs.items():
-            io.bind_ortvalue_input(name, array.value)
-        for name, array in self._outputs.items():
-            io.bind_ortvalue_output(name, array.value)
-
-
-class _StreamBuffers(_Buffers):
-    """The same on a stream. All inputs are one block of pinned memory and one on the device, and so are all
-    outputs.
-
-    A step is one upload, the kernels, one download and one wait. A captured step is one launch of all three.
-    """
-
-    def _allocate(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray]) -> None:
-        assert self.session.stream is not None
-        self.stream = self.session.stream
-        self._given = _Block(self.session, self.stream, inputs)
-        self._answers = _Block(self.session, self.stream, outputs)
-        self._graphs: dict[int, Callable[[], None]] = {}
-
-    def run(
-        self,
-        inputs: dict[str, np.ndarray],
-        outputs: dict[str, np.ndarray],
-        turn: int,
-        past: dict[str, OrtArray],
-        present: dict[str, OrtArray],
-        *,
-        capture: bool,
-    ) -> bool:
-        io = self._bound(turn, past, present)
-        for name, array in inputs.items():
-            self._given.views[name][...] = array
-        self.stream.enter()
-        graph = self._graphs.get(turn)
-        if graph is not None:
-            graph()
-        else:
-            self._enqueue(io)
-        self.stream.synchronize()
-        for name, array in outputs.items():
-            array[...] = self._answers.views[name]
-        if capture and graph is None:  # after the step, for which this thread has made its cuBLAS handles
-            self._graphs[turn] = self.stream.capture(lambda: self._enqueue(io))
-        return graph is not None
-
-    def _enqueue(self, io: Any) -> None:
-        self.stream.upload(self._given.address, self._given.host)
-        self.session.launch(io)
-        self.stream.download(self._answers.host, self._answers.address)
-
-    def _bind(self, io: Any) -> None:
-        where = self.session.place["device_type"], self.session.place["device_id"]
-        for block, bind in ((self._given, io.bind_input), (self._answers, io.bind_output)):
-            for name, view in block.views.items():
-                bind(name, *where, view.dtype.type, view.shape, block.address + block.offsets[name])
-
 
 class _Block:
     """Room for some arrays in pinned memory, and as much on the device."""
 
-    def __init__(self, session: OrtGpuSession, stream: Stream, arrays: Mapping[str, np.ndarray]) -> None:
+    def __init__(self, session: OrtGpuSession, arrays: Mapping[str, np.ndarray]) -> None:
         self.offsets: dict[str, int] = {}
         size = 0
         for name, array in arrays.items():
             self.offsets[name] = size
             size += -(-max(array.nbytes, 1) // ALIGNMENT) * ALIGNMENT
-        self.host = stream.pinned(size)
+        self.host = session.stream.pinned(size)
         self._device = session.empty((size,), "uint8")
         self.address: int = self._device.value.data_ptr()
         self.views = {

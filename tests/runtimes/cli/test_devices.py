@@ -13,7 +13,7 @@ from runtimes.base.startup import load_onnxruntime
 from runtimes.cli import devices
 from runtimes.cli.devices import DeviceReport, hints, list_devices
 from runtimes.contract.device import OF_ARTEFACTS
-from runtimes.sessions.ort_gpu import providers
+from runtimes.sessions.ort_gpu import provider
 from runtimes.sessions.ort_gpu.driver import DriverFacts
 from runtimes.sessions.ort_gpu.machine_code import Code
 from tests import fake_gpu
@@ -27,7 +27,7 @@ def described(
     monkeypatch: pytest.MonkeyPatch, driver: DriverFacts, *packages: str, at: Path = Path("/nowhere")
 ) -> dict[str, DeviceReport]:
     """The devices of artefacts, for a driver and an onnxruntime with these providers, installed in `at`."""
-    for module in (devices, providers):
+    for module in (devices, provider):
         monkeypatch.setattr(module, "ask_driver", lambda: driver)
     monkeypatch.setattr(devices, "_torch", lambda kind: "PyTorch")  # its import takes seconds
     ort = SimpleNamespace(
@@ -60,31 +60,24 @@ def test_each_reason_why_cuda_is_missing_is_named(
     assert "is built without CUDA; run `pip uninstall" in without.sentence
     no_driver = described(monkeypatch, ABSENT, "CUDAExecutionProvider")["cuda"]
     assert no_driver.sentence == f"{ABSENT.fault}; install the driver of this machine's GPU."
-    no_library = described(monkeypatch, WITH_GPU, "CUDAExecutionProvider", "TensorrtExecutionProvider")
-    assert "/nowhere/onnxruntime/capi/libonnxruntime_providers_cuda.so: cannot" in no_library["cuda"].sentence
-    monkeypatch.setattr(
-        providers, "_unloadable", lambda _: "libnvinfer.so.10: cannot open shared object file"
-    )
-    tensorrt = described(monkeypatch, WITH_GPU, "TensorrtExecutionProvider")["ort-tensorrt"]
-    assert "libnvinfer.so.10" in tensorrt.sentence
-    assert "install TensorRT 10 (`pip install 'tensorrt==10.*'`)" in tensorrt.sentence
-    assert not any(report.usable for report in (without, no_driver, no_library["cuda"], tensorrt))
+    no_library = described(monkeypatch, WITH_GPU, "CUDAExecutionProvider")["cuda"]
+    assert "/nowhere/onnxruntime/capi/libonnxruntime_providers_cuda.so: cannot" in no_library.sentence
+    assert not any(report.usable for report in (without, no_driver, no_library))
 
 
 def test_what_can_be_used_is_named_with_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(providers, "_unloadable", lambda _: None)
+    monkeypatch.setattr(provider, "_unloadable", lambda _: None)
     found = described(monkeypatch, WITH_GPU, "CUDAExecutionProvider")
     assert found["cuda"].usable
     assert found["cuda"].sentence == "CUDA of ONNX Runtime 1.31.1 on Fake RTX (8.9)."
     assert found["cpu"].usable
-    assert "takes no plugins" in found["ort-tensorrt-rtx"].sentence
 
 
 def test_a_gpu_for_which_the_provider_has_no_code_is_not_usable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(providers, "_unloadable", lambda _: None)
-    file = providers.PROVIDERS["cuda"].file(SimpleNamespace(__file__=tmp_path / "onnxruntime/__init__.py"))
+    monkeypatch.setattr(provider, "_unloadable", lambda _: None)
+    file = provider.PROVIDER.file(SimpleNamespace(__file__=tmp_path / "onnxruntime/__init__.py"))
     file.parent.mkdir(parents=True)
     write_library(file, [Code(89, ptx=False, specific=False), Code(90, ptx=False, specific=True)])
     orin = dataclasses.replace(fake_gpu.GPU, name="Orin", compute_capability="8.7")
@@ -99,27 +92,6 @@ def test_a_gpu_for_which_the_provider_has_no_code_is_not_usable(
                 "Orin has compute capability 8.7, and onnxruntime 1.31.1 has code for 8.9 and 9.0 only; "
                 in (found.sentence)
             )
-
-
-def test_a_failed_registration_of_the_plugin_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    provider = providers.PROVIDERS["ort-tensorrt-rtx"]
-    reasons = ["… with error: libcuda.so.1: cannot open shared object file", "already registered"]
-
-    def register(name: str, path: str) -> None:
-        raise RuntimeError(reasons.pop(0))
-
-    device = SimpleNamespace(ep_name=provider.name)
-    ort = SimpleNamespace(register_execution_provider_library=register, get_ep_devices=lambda: [device])
-    monkeypatch.setattr(providers, "ask_driver", lambda: WITH_GPU)
-    fault = provider.fault(ort)
-    assert fault is not None
-    assert "run `pip install onnxruntime-ep-nv-tensorrt-rtx`" in fault
-    plugin = SimpleNamespace(get_library_path=lambda: "/nowhere.so")
-    monkeypatch.setattr(providers, "import_module", lambda name: plugin)
-    assert provider.fault(ort) == (
-        "libcuda.so.1: cannot open shared object file; install the driver of this machine's GPU"
-    )
-    assert provider.fault(ort) is None
 
 
 def test_engines_need_a_driver_and_conflicting_packages_are_named(

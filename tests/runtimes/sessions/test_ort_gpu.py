@@ -7,19 +7,16 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from runtimes import check, load_memory, open_session, save_memory
 from runtimes.base import progress
-from runtimes.base.errors import ConfigError, MissingPackageError, StreamError
-from runtimes.contract.device import Device
+from runtimes.base.errors import StreamError
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.tensors import FORMS
 from runtimes.sessions.onnx_runtime import OrtSession
-from runtimes.sessions.ort_gpu import providers
 from runtimes.sessions.ort_gpu.session import OrtGpuSession
 from tests import host_gpu
 from xl_export.artefact.export import export
@@ -134,41 +131,3 @@ def test_graphs_of_a_deleted_memory_are_released(artefacts: dict[str, Path], lau
     del memory
     gc.collect()
     assert sorted(session.stream.released) == [1, 2]
-
-
-def test_arrays_of_a_plugin_lie_in_its_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The package of ONNX Runtime for CPUs, which the plugin is installed beside, has no memory `cuda`."""
-    ort, provider = pytest.importorskip("onnxruntime"), providers.PROVIDERS["ort-tensorrt-rtx"]
-    found = [
-        SimpleNamespace(ep_name=provider.name, memory_info=lambda kind, number=number: f"GPU {number}")
-        for number in range(2)
-    ]
-    monkeypatch.setattr(ort, "get_ep_devices", lambda: found)
-    assert provider.place(ort, Device("ort-tensorrt-rtx", 1)) == {"memory_info": "GPU 1"}
-    found[0].memory_info = lambda kind: None
-    for number in (0, 2):  # ONNX Runtime would put the array into the CPU's memory; there is no third GPU
-        with pytest.raises(MissingPackageError):
-            provider.place(ort, Device("ort-tensorrt-rtx", number))
-
-
-def test_onnx_runtime_engines_have_shape_limits(
-    artefacts: dict[str, Path], launched: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    session = host_gpu.opened(artefacts["shift"])
-    chosen = providers.PROVIDERS["ort-tensorrt"].options(session.spec, Device("ort-tensorrt"))
-    for which, (rows, tokens) in {"min": (1, 1), "opt": (1, 8), "max": (16, 8)}.items():
-        shapes = dict(part.rsplit(":", 1) for part in chosen[f"trt_profile_{which}_shapes"].split(","))
-        assert set(shapes) == {fact.name for fact in session.spec.inputs}
-        assert shapes["input_ids"] == f"{rows}x{tokens}"
-        assert shapes["past_key_values.0.key"] == f"{rows}x2x16x6"
-    with pytest.raises(
-        ConfigError, match=r"written in a circle; export with `xl-export export --memory shift`"
-    ):
-        open_session(artefacts["ring"], device="ort-tensorrt")
-    monkeypatch.setattr(host_gpu.HostProvider, "most_rows", 16)
-    assert session.start(16).batch == 16
-    with pytest.raises(StreamError, match="takes 1 to 16 rows"):
-        session.start(17)
-    two = session.start(9).join(session.start(9))
-    with pytest.raises(StreamError, match="takes 1 to 16 rows"):
-        session.predict(np.zeros((18, 1), np.int64), two)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +15,7 @@ from runtimes.base.errors import ArtefactError, ConfigError, MissingPackageError
 from runtimes.contract.device import Device
 from runtimes.contract.engine import Gpu
 from runtimes.sessions.onnx_runtime import OrtSession
-from runtimes.sessions.ort_gpu import providers
+from runtimes.sessions.ort_gpu import driver, provider
 from runtimes.sessions.ort_gpu.driver import DriverFacts
 from runtimes.sessions.ort_gpu.loading import elsewhere, of_shapes_elsewhere
 from runtimes.sessions.ort_gpu.machine_code import Code
@@ -33,7 +35,7 @@ def test_conflicting_packages_are_named_also_by_auto(
     monkeypatch.setattr(progress, "_said", set())
     open_session(artefacts["ring"], threads=1)
     assert capsys.readouterr().err == ""  # who has installed the package for the CPU is told nothing
-    monkeypatch.setattr(providers, "both_installed", lambda: True)
+    monkeypatch.setattr(provider, "both_installed", lambda: True)
     open_session(artefacts["ring"], threads=1, device="cpu")
     assert capsys.readouterr().err == ""
     assert isinstance(open_session(artefacts["ring"], threads=1), OrtSession)
@@ -90,7 +92,7 @@ def test_a_provider_left_out_is_an_error_with_the_reason(
     available = ["CUDAExecutionProvider", "CPUExecutionProvider"]
     monkeypatch.setattr(ort, "get_available_providers", lambda: available)
     monkeypatch.setattr(ort, "InferenceSession", left_out)
-    monkeypatch.setattr(providers, "ask_driver", lambda: ABSENT)
+    monkeypatch.setattr(provider, "ask_driver", lambda: ABSENT)
     with pytest.raises(
         MissingPackageError, match=r"device is cuda .* no NVIDIA driver is installed .*; install the driver"
     ):
@@ -98,9 +100,9 @@ def test_a_provider_left_out_is_an_error_with_the_reason(
     assert isinstance(open_session(artefacts["ring"]), OrtSession)
     assert "computing on the CPU, because no NVIDIA driver is installed" in capsys.readouterr().err
     # With a driver, the linker's own words about the first library that is missing.
-    monkeypatch.setattr(providers, "ask_driver", lambda: DriverFacts(cuda=(99, 0)))
+    monkeypatch.setattr(provider, "ask_driver", lambda: DriverFacts(cuda=(99, 0)))
     monkeypatch.setattr(
-        providers, "_unloadable", lambda _: "libcublasLt.so.13: cannot open shared object file"
+        provider, "_unloadable", lambda _: "libcublasLt.so.13: cannot open shared object file"
     )
     with pytest.raises(MissingPackageError, match=r"libcublasLt.so.13.*run `pip install 'onnxruntime-gpu\["):
         open_session(artefacts["ring"], device="cuda")
@@ -112,12 +114,12 @@ def test_an_old_driver_or_a_missing_gpu_is_named(
     ort = pytest.importorskip("onnxruntime")
     monkeypatch.setattr(ort, "cuda_version", "13.0", raising=False)
     monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider"])
-    monkeypatch.setattr(providers, "ask_driver", lambda: DriverFacts(cuda=(12, 8)))
-    fault = providers.PROVIDERS["cuda"].fault(ort)
+    monkeypatch.setattr(provider, "ask_driver", lambda: DriverFacts(cuda=(12, 8)))
+    fault = provider.PROVIDER.fault(ort)
     assert fault is not None
     assert "serves CUDA 12.8 and onnxruntime" in fault
     gpu = host_gpu_of_one()
-    monkeypatch.setattr(providers, "ask_driver", lambda: gpu)
+    monkeypatch.setattr(provider, "ask_driver", lambda: gpu)
     with pytest.raises(MissingPackageError, match="this machine has 1 GPU, which are counted from 0"):
         open_session(artefacts["ring"], device="cuda:1")
 
@@ -132,21 +134,36 @@ def test_a_gpu_without_code_is_named_by_auto_and_refused(
     ort = pytest.importorskip("onnxruntime")
     library = write_library(tmp_path / "library.so", [Code(86, ptx=False, specific=False)])
     gpus = [Gpu(name="B200", compute_capability="10.0"), Gpu(name="A10", compute_capability="8.6")]
-    monkeypatch.setattr(providers.CudaProvider, "file", lambda self, ort: library)
-    monkeypatch.setattr(providers, "_unloadable", lambda _: None)
+    monkeypatch.setattr(provider.CudaProvider, "file", lambda self, ort: library)
+    monkeypatch.setattr(provider, "_unloadable", lambda _: None)
     monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider"])
     monkeypatch.setattr(progress, "_said", set())
     fault = "B200 has compute capability 10.0, and onnxruntime .* has code for 8.6 only"
     for found in (gpus[:1], gpus):
         driver = DriverFacts(gpus=tuple(found), cuda=(13, 0))
-        monkeypatch.setattr(providers, "ask_driver", lambda driver=driver: driver)
+        monkeypatch.setattr(provider, "ask_driver", lambda driver=driver: driver)
         with pytest.raises(MissingPackageError, match=f"device is cuda and .*{fault}"):
             open_session(artefacts["ring"], device="cuda")
         assert isinstance(open_session(artefacts["ring"], threads=1), OrtSession)
         assert re.match(f"computing on the CPU, because .*{fault}", capsys.readouterr().err)
-    provider = providers.PROVIDERS["cuda"]
-    provider.refuse_missing(ort, Device("cuda", 1))
-    assert provider.fault(ort) is None
+    provider.PROVIDER.refuse_missing(ort, Device("cuda", 1))
+    assert provider.PROVIDER.fault(ort) is None
+
+
+def test_the_driver_tells_its_gpus_and_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    serves_13_0 = SimpleNamespace(
+        cuInit=lambda flags: 0,
+        cuDeviceGetCount=lambda count: setattr(count._obj, "value", 1),
+        cuDriverGetVersion=lambda number: setattr(number._obj, "value", 13000),
+        cuDeviceGet=lambda device, number: 0,
+        cuDeviceGetName=lambda name, size, device: setattr(name, "value", b"A GPU"),
+        cuDeviceGetAttribute=lambda value, attribute, device: setattr(value._obj, "value", attribute - 70),
+    )
+    monkeypatch.setattr(driver, "ctypes", SimpleNamespace(**{**vars(ctypes), "CDLL": lambda _: serves_13_0}))
+    monkeypatch.setattr(driver, "driver_version", lambda: "580.65.06")
+    assert driver.ask_driver() == DriverFacts(
+        gpus=(Gpu(name="A GPU", compute_capability="5.6"),), cuda=(13, 0), version="580.65.06"
+    )
 
 
 def host_gpu_of_one() -> DriverFacts:
@@ -168,7 +185,7 @@ def test_nodes_on_another_device_are_named_with_a_fix(
     assert of_shapes_elsewhere(object(), "CUDAExecutionProvider") == "", "ONNX Runtime 1.23 names no nodes"
 
     # ONNX Runtime refuses such a graph where CUDA graphs are asked for, and loads it where they are not.
-    def refused(self: host_gpu.HostProvider, stream: Stream | None, *, captured: bool) -> dict[str, str]:
+    def refused(self: host_gpu.HostProvider, stream: Stream, *, captured: bool) -> dict[str, str]:
         if captured:
             raise RuntimeError("all compute graph nodes have not been partitioned to the CUDA EP")
         return {}
@@ -185,9 +202,9 @@ def test_nodes_on_another_device_are_named_with_a_fix(
 @pytest.mark.parametrize(
     ("kind", "device", "message"),
     [
-        ("ring", "mps", "is an artefact, which ONNX Runtime computes; give one of cpu, cuda, ort-tensorrt"),
-        ("ring", "tensorrt", "build an engine of it with `xl-export build`, or give ort-tensorrt"),
-        ("run", "ort-tensorrt", "is a run, which PyTorch computes on cpu, cuda or mps"),
+        ("ring", "mps", "is an artefact, which ONNX Runtime computes; give cpu or cuda"),
+        ("ring", "tensorrt", "or build an engine of it with `xl-export build`"),
+        ("run", "tensorrt", "is a run, which PyTorch computes on cpu, cuda or mps"),
     ],
 )
 def test_a_device_that_cannot_compute_a_folder_is_refused(
