@@ -28,8 +28,8 @@ from runtimes.contract.session import Session, is_language_model
 from xl_export.serve.core.admission import EngineSettings
 from xl_export.serve.core.engine import Engine
 from xl_export.serve.core.state import StreamState
-from xl_export.serve.core.task import Answer, Drawn, Ended, Fed, Task
-from xl_export.serve.http.base.bridge import Bridge, Figures, Inbox
+from xl_export.serve.core.task import Answer, Ended, PromptFed, Task, TokenOut
+from xl_export.serve.http.base.bridge import Bridge, Inbox, RequestMetrics
 from xl_export.serve.http.base.encoding import encoding, to_json
 from xl_export.serve.http.base.endpoint import doc
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
@@ -43,7 +43,7 @@ from xl_export.serve.http.base.limits import (
 )
 from xl_export.serve.http.base.steps import StepEngine
 from xl_export.serve.http.base.workers import background
-from xl_export.serve.http.openai.plan import SamplingFields, drawing_of
+from xl_export.serve.http.openai.plan import SamplingFields, sampling_params_of
 from xl_export.serve.http.streams.documents import ElsewhereError
 from xl_export.serve.streams.files import MovedError, SharedFile, is_local
 from xl_export.serve.streams.index import (
@@ -171,7 +171,7 @@ class Replica:
         self._session = session
         self._streams = streams
         self._bridge = Bridge(unread=settings.unread)
-        self._figures = Figures()
+        self._metrics = RequestMetrics()
         self._engine: Engine | StepEngine
         if is_language_model(session):
             self._engine = Engine(session, settings, deliver=self._bridge.deliver)
@@ -257,7 +257,7 @@ class Replica:
             tokens=tokens,
             state=before if before.position else None,
             score=ask.score,
-            drawing=drawing_of(ask, self._session, ask.max_tokens) if ask.max_tokens else None,
+            sampling=sampling_params_of(ask, self._session, ask.max_tokens) if ask.max_tokens else None,
             keep=True,
         )
         answers = await self._answers(task)
@@ -265,7 +265,7 @@ class Replica:
         assert isinstance(ended, Ended)
         refuse_failure(ended)
         assert ended.state is not None, "the task keeps its state"
-        drawn = [answer for answer in answers if isinstance(answer, Drawn)]
+        drawn = [answer for answer in answers if isinstance(answer, TokenOut)]
         answer: dict[str, Any] = {
             "position": ended.state.position,
             "tokens": [one.token for one in drawn],
@@ -273,7 +273,9 @@ class Replica:
             "reason": ended.reason,
         }
         if ask.score:
-            pieces = [one.log_probs for one in answers if isinstance(one, Fed) and one.log_probs is not None]
+            pieces = [
+                one.log_probs for one in answers if isinstance(one, PromptFed) and one.log_probs is not None
+            ]
             known = np.concatenate(pieces).tolist()
             answer["log_probs"] = [None if value != value else value for value in known]
         return await self._kept(operation, asked, ended.state, answer)
@@ -290,7 +292,7 @@ class Replica:
         """All answers to a task."""
         assert isinstance(self._engine, Engine)
         collected: list[Answer] = []
-        with Inbox(self._bridge, self._engine, self._figures) as inbox:
+        with Inbox(self._bridge, self._engine, self._metrics) as inbox:
             inbox.submit(task)
             while inbox.running:
                 for _, answers in await inbox.get():

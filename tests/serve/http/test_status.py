@@ -1,4 +1,4 @@
-"""What operators see and do: models, health, figures, keys, logs, and the end of the server."""
+"""What operators see and do: models, health, metrics, keys, logs, and the end of the server."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def test_a_model_says_what_it_is(served: Running, session) -> None:
     assert served.get("/v1/models/other").status_code == 404
 
 
-def test_figures_have_the_usual_names_and_grow(served: Running) -> None:
-    def figures() -> dict[str, float]:
+def test_metrics_have_the_usual_names_and_grow(served: Running) -> None:
+    def metrics() -> dict[str, float]:
         lines = served.get("/metrics").text.splitlines()
         return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if line[0] != "#"}
 
-    before = figures()
+    before = metrics()
     served.post("/v1/completions", {"prompt": "abc", "max_tokens": 40, "n": 2})
-    after = figures()
+    after = metrics()
     label = '{model_name="tiny"}'
     grown = {
         "xl_export_prompt_tokens_total": 3,

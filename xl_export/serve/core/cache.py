@@ -38,7 +38,7 @@ class _Prefix:
 
 
 class PrefixCache:
-    """States after prefixes of prompts, bounded in bytes. One thread uses it; any may read the figures.
+    """States after prefixes of prompts, bounded in bytes. One thread uses it; any may read the metrics.
 
     What was not used for the longest time is dropped first, in two classes: first the states in the middle of
     one prompt, which serve only a prompt that parts from it just there, and then the others: ends of prompts,

@@ -23,13 +23,13 @@ LOG = logging.getLogger(__name__)
 LOST = "the engine has ended by a fault of its own; see the server's log, and start it again."
 # Seconds between two deliveries if steps are shorter. Each delivery wakes the event loop, which then contends
 # for Python's lock: with one for each token, the only stream of a small model had a quarter fewer tokens.
-APART = 0.001
+DELIVERY_GAP_SECONDS = 0.001
 # Bounds of Retry-After, in seconds.
-LEAST_WAIT = 1.0
-MOST_WAIT = 60.0
+MIN_RETRY_SECONDS = 1.0
+MAX_RETRY_SECONDS = 60.0
 # Of the trial whether rows are independent of each other.
-BATCHES = (1, 2, 3, 5, 8, 16)  # that are compared with the largest batch
-STEPS = 3  # what a step writes to the memory shows in the logits of the steps after it
+TRIAL_BATCHES = (1, 2, 3, 5, 8, 16)  # that are compared with the largest batch
+TRIAL_STEPS = 3  # what a step writes to the memory shows in the logits of the steps after it
 
 
 class Engine:
@@ -52,7 +52,7 @@ class Engine:
         self._session = session
         self._settings = settings
         self._deliver = deliver
-        #: The thread's own; others may read its figures.
+        #: The thread's own; others may read its metrics.
         self.scheduler = Scheduler(session, settings, cache)
         #: What requests hold of it; other threads ask it.
         self.places = Places(
@@ -135,7 +135,7 @@ class Engine:
         """How many tasks have no row, paused ones included."""
         return max(0, len(self._submitted) - len(self.scheduler.rows.runs))
 
-    def figures(self) -> Iterator[tuple[str, str, float]]:
+    def metrics(self) -> Iterator[tuple[str, str, float]]:
         """Name, meaning and value of each figure, for `/metrics`; any thread."""
         scheduler = self.scheduler
         rows = self._settings.rows
@@ -168,7 +168,7 @@ class Engine:
         scheduler = self.scheduler
         ended = sum(scheduler.ended.values())
         seconds = (scheduler.model_seconds + self.other_seconds) / max(1, ended)
-        return min(MOST_WAIT, max(LEAST_WAIT, seconds * self.waiting / 8))
+        return min(MAX_RETRY_SECONDS, max(MIN_RETRY_SECONDS, seconds * self.waiting / 8))
 
     def _command(self, command: Callable[[], None]) -> None:
         """Queues a command for the engine's thread; `_changed` is held."""
@@ -248,7 +248,7 @@ class Engine:
         the engine's own, and not as the model's.
         """
         began = time.perf_counter()
-        if began - self._delivered >= APART or len(self._submitted) > len(self.scheduler.runs):
+        if began - self._delivered >= DELIVERY_GAP_SECONDS or len(self._submitted) > len(self.scheduler.runs):
             self._flush()
         self.scheduler.delivery_seconds += time.perf_counter() - began
 
@@ -283,10 +283,10 @@ def dependence_of_rows(session: Session, settings: EngineSettings, rows: Rows) -
     for width in {segment} if whole_segments else sorted(widths):
         most = settings.rows if width == 1 else min(settings.rows, max(1, settings.prompt_tokens // width))
         most = min(most, session.most_rows(width))
-        batches = [batch for batch in BATCHES if batch < most]
+        batches = [batch for batch in TRIAL_BATCHES if batch < most]
         if not batches:
             continue
-        tokens = chance.integers(session.vocab.size, size=(STEPS, most, width))
+        tokens = chance.integers(session.vocab.size, size=(TRIAL_STEPS, most, width))
         whole = _logits(session, tokens, rows.trial(most))
         for batch in batches:
             if not np.array_equal(_logits(session, tokens[:, :batch], rows.trial(batch)), whole[:, :batch]):

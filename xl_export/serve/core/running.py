@@ -76,14 +76,14 @@ class Running:
         self.closing: Reason | None = None
         #: Whether its `Ended` was emitted.
         self.ended = False
-        if task.drawing is not None:
-            drawing = task.drawing
+        if task.sampling is not None:
+            sampling = task.sampling
             decoder = session.vocab.decoder()
             before = task.tokens if state is None else np.concatenate([state.tail, task.tokens])
             decoder.prime(before[-PRIMED:].tolist())
             border = border_of(session.vocab)
-            self.text = GrowingText(decoder, drawing.stop, border, goes_on=task.keep)
-            self.uniform = numbers(drawing.seed, drawing.index).__next__
+            self.text = GrowingText(decoder, sampling.stop, border, goes_on=task.keep)
+            self.uniform = numbers(sampling.seed, sampling.index).__next__
 
     @property
     def prompt_left(self) -> int:

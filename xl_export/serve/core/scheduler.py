@@ -25,7 +25,7 @@ from xl_export.serve.core.admission import EngineSettings
 from xl_export.serve.core.cache import PrefixCache
 from xl_export.serve.core.running import Queue, Running, rows_of
 from xl_export.serve.core.state import StreamState
-from xl_export.serve.core.task import Answer, Delivery, Drawn, Ended, Fed, Likeliest, Reason, Task
+from xl_export.serve.core.task import Answer, Delivery, Ended, Likeliest, PromptFed, Reason, Task, TokenOut
 
 LOG = logging.getLogger(__name__)
 QUEUED = (0.001, 0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 300.0)
@@ -312,7 +312,7 @@ class Scheduler:
         ready = self._ready
         self._ready = []
         for run in ready:
-            if run.task.drawing is None:
+            if run.task.sampling is None:
                 self._close(run, "length")
             else:
                 assert run.logits is not None
@@ -343,7 +343,7 @@ class Scheduler:
                 added = plain(token)
             else:
                 added = text.finish() if token == end else text.add(token, last=count == most)
-            answer = Drawn(token, added)
+            answer = TokenOut(token, added)
             if log_probs:
                 answer.log_prob = log_probs.get(row)
                 answer.likeliest = likely.get(row)
@@ -416,7 +416,7 @@ class Scheduler:
         pieces of the prompt, because no client waits for one, and each delivery wakes the event loop.
         """
         if run.unreported:
-            self._emit(run, Fed(count=run.unreported, cached=run.cached))
+            self._emit(run, PromptFed(count=run.unreported, cached=run.cached))
             run.unreported = 0
 
     def _emit(self, run: Running, answer: Answer) -> None:
@@ -559,7 +559,7 @@ def _verb(session: Session, run: Running, length: int) -> Verb:
     if not task.score:
         return "predict"
     selective = session.spec is None or session.spec.model.selective
-    wanted = length == run.prompt_left and (task.drawing is not None or task.keep)
+    wanted = length == run.prompt_left and (task.sampling is not None or task.keep)
     return "step" if task.top or wanted or not selective else "score"
 
 
@@ -585,7 +585,7 @@ def step_of(session: Session, pieces: Sequence[Piece], memory: Memory) -> np.nda
     return session.predict(tokens, memory, lengths=given)[0]
 
 
-def take_in(piece: Piece, answer: np.ndarray) -> Fed | None:
+def take_in(piece: Piece, answer: np.ndarray) -> PromptFed | None:
     """Notes the session's answer to a piece in its run; None if the model's answer is not a number."""
     run = piece.run
     task = piece.run.task
@@ -621,7 +621,7 @@ def take_in(piece: Piece, answer: np.ndarray) -> Fed | None:
         log_probs = clamped(log_probs)
     if last is not None and not np.isfinite(last.max()):
         return None
-    return Fed(count=length, log_probs=log_probs, likeliest=likely)
+    return PromptFed(count=length, log_probs=log_probs, likeliest=likely)
 
 
 def _likeliest(before: np.ndarray | None, logits: np.ndarray, count: int) -> Likeliest:
@@ -665,21 +665,21 @@ class RowSampler:
         self._uniform = []
         for row, run in enumerate(runs):
             task = run.task
-            drawing = task.drawing
+            sampling = task.sampling
             text = run.text
-            assert drawing is not None, "every run draws"
+            assert sampling is not None, "every run draws"
             assert text is not None
-            ends_at = end if drawing.ends and end is not None else -1
-            self.places.append((run, run.drawn.append, text, text.plain, ends_at, drawing.max_tokens))
+            ends_at = end if sampling.ends and end is not None else -1
+            self.places.append((run, run.drawn.append, text, text.plain, ends_at, sampling.max_tokens))
             self.keeps |= task.keep
             if task.score or task.top:
                 self.scored.append(row)
             if task.top:
                 self.tops.append((row, task.top))
             if run.penalties is None:  # a run that was drawn from before keeps its counts
-                prompt = task.tokens if drawing.prompt is None else drawing.prompt
-                run.penalties = penalties_of(drawing.sampler, size, prompt, drawing.bias)
-            samplers.append(drawing.sampler)
+                prompt = task.tokens if sampling.prompt is None else sampling.prompt
+                run.penalties = penalties_of(sampling.sampler, size, prompt, sampling.bias)
+            samplers.append(sampling.sampler)
             penalties.append(run.penalties)
             self._uniform.append(run.uniform)
         self._draw = Draw(samplers, size, penalties)

@@ -17,10 +17,10 @@ Reason = Literal["end", "stop", "length", "cancelled", "stopped", "failed"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawing:
-    """How a task draws its tokens."""
+class SamplingParams:
+    """How a task samples its tokens."""
 
-    #: At least 1.
+    #: Most tokens to draw, at least 1.
     max_tokens: int
     sampler: Sampler = field(default_factory=Sampler)
     #: With `index`: the numbers come from `default_rng([seed, index])`, as in `runtimes.tasks.generate`,
@@ -52,7 +52,7 @@ class Task:
     #: How many of the likeliest tokens are wanted with each log p.
     top: int = 0
     #: None only feeds.
-    drawing: Drawing | None = None
+    sampling: SamplingParams | None = None
     #: Whether the state at the end is wanted; then every drawn token is fed, the last one too.
     keep: bool = False
     #: Whether a prefix of `tokens` may come from the prefix cache, and its snapshots be kept there; a state
@@ -71,14 +71,14 @@ class Likeliest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fed:
+class PromptFed:
     """Some of the task's own tokens were fed, or found in the prefix cache: one piece if `Task.score`, and
-    otherwise all of them, or as many as were fed before the task ended.
+    otherwise all of them, or those that were fed before the task ended.
     """
 
-    #: Of the tokens.
+    #: Number of tokens fed.
     count: int
-    #: How many of them were found in the cache.
+    #: Number of tokens found in the cache.
     cached: int = 0
     #: float32 [count] in nats if `Task.score`, NaN for an unknown one; None otherwise.
     log_probs: np.ndarray | None = None
@@ -87,7 +87,7 @@ class Fed:
 
 
 @dataclass(slots=True)  # freezing it would take half of the time that a token costs here
-class Drawn:
+class TokenOut:
     """One drawn token, which does not change once it is delivered. It is not frozen, so it has no hash."""
 
     token: int
@@ -112,5 +112,5 @@ class Ended:
     error: str = ""
 
 
-Answer: TypeAlias = Fed | Drawn | Ended
+Answer: TypeAlias = PromptFed | TokenOut | Ended
 Delivery: TypeAlias = list[tuple[Task, list[Answer]]]

@@ -1,4 +1,4 @@
-"""What operators ask for: which models there are, whether the server lives and is ready, figures."""
+"""What operators ask for: which models there are, whether the server lives and is ready, metrics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from xl_export.serve.http.base.server import Model, Server
 ENDPOINTS = Endpoints()
 # The prefix of every metric; the rest of a name is the one that other model servers use.
 PREFIX = "xl_export_"
-# Of `Figures`: the name of each, what it is, and the attribute.
+# Of `RequestMetrics`: the name of each, what it is, and the attribute.
 HISTOGRAMS = (
     ("time_to_first_token_seconds", "Time from a request to its first token.", "to_first"),
     ("inter_token_latency_seconds", "Time between two tokens of a stream.", "between"),
@@ -53,14 +53,14 @@ class Ready(TypedDict):
     ready: Annotated[bool, doc("Whether requests are answered.")]
 
 
-class ServerFigures(TypedDict):
-    """The figures of each model."""
+class ServerMetrics(TypedDict):
+    """The metrics of each model."""
 
     object: Annotated[Literal["server"], doc("The kind of this document.")]
     requests: Annotated[int, doc("How many requests are served or wait.")]
     streams_survive: Annotated[bool, doc("Whether streams continue after a restart of the server.")]
     models: Annotated[
-        dict[str, dict[str, float]], doc("The figures of each model, by their names in /metrics.")
+        dict[str, dict[str, float]], doc("The metrics of each model, by their names in /metrics.")
     ]
 
 
@@ -135,13 +135,13 @@ async def ready(exchange: Exchange) -> Response:
 
 @ENDPOINTS.add("GET", "/metrics", content="text/plain")
 async def metrics(exchange: Exchange) -> Response:
-    """Figures for Prometheus."""
+    """Metrics for Prometheus."""
     text = generate_latest(_Metrics(exchange.server))
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 class _Metrics(Collector):
-    """All figures of a server. They change only on the event loop."""
+    """All metrics of a server. They change only on the event loop."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -169,7 +169,7 @@ class _Metrics(Collector):
         yield ended
         found: dict[str, Metric] = {}
         for label, served in server.models.items():
-            for name, text, value in served.figures():
+            for name, text, value in served.metrics():
                 if name not in found:
                     kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
                     found[name] = kind(PREFIX + name.removesuffix("_total"), text, labels=model)
@@ -185,9 +185,9 @@ class _Metrics(Collector):
         yield GaugeMetricFamily(f"{PREFIX}http_requests_open", open_now, value=server.requests.total)
 
 
-@ENDPOINTS.add("GET", "/v1/server", answer=ServerFigures)
-async def figures(exchange: Exchange) -> Response:
-    """The figures of each model as JSON."""
+@ENDPOINTS.add("GET", "/v1/server", answer=ServerMetrics)
+async def server_metrics(exchange: Exchange) -> Response:
+    """The metrics of each model as JSON."""
     server = exchange.server
     return json(
         {
@@ -197,7 +197,7 @@ async def figures(exchange: Exchange) -> Response:
             "models": {
                 name: {
                     "bytes_per_stream": _bytes_per_stream(model),
-                    **{figure: value for figure, _, value in model.figures()},
+                    **{figure: value for figure, _, value in model.metrics()},
                 }
                 for name, model in server.models.items()
             },

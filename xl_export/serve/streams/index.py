@@ -131,7 +131,7 @@ class StreamIndex:
         #: Of the states in RAM.
         self.ram_bytes = 0
 
-    def figures(self) -> Iterator[tuple[str, str, float]]:
+    def metrics(self) -> Iterator[tuple[str, str, float]]:
         """Name, meaning and value of each figure, for `/metrics`."""
         with self.lock:
             files = [stream.files for stream in self.streams.values()]

@@ -68,15 +68,15 @@ def test_a_cancelled_append_says_so_and_changes_nothing(
 
 
 def test_what_streams_and_scores_cost_is_counted(kept: Running, tokens: np.ndarray) -> None:
-    figures, stream = kept.server.models["tiny"].requests, created(kept)
+    metrics, stream = kept.server.models["tiny"].requests, created(kept)
     counted = [
         lambda: stream.append(tokens[:5]),
         lambda: kept.post("/v1/score", {"texts": [tokens[:5].tolist()]}),
         lambda: stream.continue_(3),
     ]
     for do in counted:
-        before = figures.to_first.counts.copy(), figures.prompt_tokens, figures.generated_tokens
+        before = metrics.to_first.counts.copy(), metrics.prompt_tokens, metrics.generated_tokens
         do()
-        assert sum(figures.to_first.counts) == sum(before[0]) + 1
-        grown = figures.prompt_tokens - before[1], figures.generated_tokens - before[2]
+        assert sum(metrics.to_first.counts) == sum(before[0]) + 1
+        grown = metrics.prompt_tokens - before[1], metrics.generated_tokens - before[2]
         assert grown in ((5, 0), (0, 3))

@@ -288,8 +288,8 @@ def test_a_step_that_fails_is_an_error_of_the_server(
     assert stream.append(tokens[5:6])["stream"]["position"] == 6
 
 
-def test_figures_of_streams(keeping: Keeping, tokens: np.ndarray, tmp_path: Path) -> None:
-    def figures(server: Running) -> dict[str, int]:
+def test_metrics_of_streams(keeping: Keeping, tokens: np.ndarray, tmp_path: Path) -> None:
+    def metrics(server: Running) -> dict[str, int]:
         lines = server.get("/metrics").text.splitlines()
         found = (line.removeprefix("xl_export_").split("{")[0] for line in lines)
         values = dict(zip(found, (line.split()[-1] for line in lines), strict=True))
@@ -299,7 +299,7 @@ def test_figures_of_streams(keeping: Keeping, tokens: np.ndarray, tmp_path: Path
         return sum(path.stat().st_size for path in tmp_path.rglob(f"*.{kind}"))
 
     def check(server: Running, streams: int) -> None:
-        told = figures(server)
+        told = metrics(server)
         assert told["streams"] == streams
         assert told["stream_snapshot_bytes"] == on_disk("stream")
         assert told["stream_journal_bytes"] == on_disk("journal")

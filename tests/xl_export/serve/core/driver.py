@@ -16,7 +16,7 @@ from xl_export.serve.core.cache import PrefixCache
 from xl_export.serve.core.engine import Engine
 from xl_export.serve.core.running import Running
 from xl_export.serve.core.scheduler import Scheduler
-from xl_export.serve.core.task import Answer, Delivery, Drawing, Drawn, Ended, Fed, Task
+from xl_export.serve.core.task import Answer, Delivery, Ended, PromptFed, SamplingParams, Task, TokenOut
 
 
 class Driver:
@@ -84,15 +84,15 @@ class Driver:
         return last
 
     def tokens(self, task: Task) -> list[int]:
-        return [answer.token for answer in self.answers[task] if isinstance(answer, Drawn)]
+        return [answer.token for answer in self.answers[task] if isinstance(answer, TokenOut)]
 
     def text(self, task: Task) -> str:
-        drawn = "".join(answer.text for answer in self.answers[task] if isinstance(answer, Drawn))
+        drawn = "".join(answer.text for answer in self.answers[task] if isinstance(answer, TokenOut))
         return drawn + (self.ended(task).text if isinstance(self.answers[task][-1], Ended) else "")
 
     def log_probs(self, task: Task) -> np.ndarray:
         """Of the fed tokens."""
-        fed = [answer.log_probs for answer in self.answers[task] if isinstance(answer, Fed)]
+        fed = [answer.log_probs for answer in self.answers[task] if isinstance(answer, PromptFed)]
         return np.concatenate([found for found in fed if found is not None])
 
 
@@ -102,10 +102,10 @@ def said(answers: list[Answer]) -> list[Any]:
     for answer in answers:
         likely = getattr(answer, "likeliest", None)
         bits = likely and (likely.ids.tolist(), likely.log_probs.tobytes())
-        if isinstance(answer, Fed):
+        if isinstance(answer, PromptFed):
             log_probs = None if answer.log_probs is None else answer.log_probs.tobytes()
             found.append((answer.count, log_probs, bits))
-        elif isinstance(answer, Drawn):
+        elif isinstance(answer, TokenOut):
             found.append((answer.token, answer.text, answer.log_prob, bits))
         else:
             found.append((answer.reason, answer.text, answer.error, state_bits(answer)))
@@ -128,7 +128,7 @@ def any_task(chance: np.random.Generator, size: int, seed: int) -> Task:
         temperature=float(chance.choice([0, 0.8, 1])), top_k=[None, 5][chance.integers(2)],
         top_p=float(chance.choice([0.8, 1])),
     )  # fmt: skip
-    drawing = Drawing(
+    sampling = SamplingParams(
         max_tokens=int(chance.integers(1, 30)),
         sampler=sampler,
         seed=seed,
@@ -138,7 +138,7 @@ def any_task(chance: np.random.Generator, size: int, seed: int) -> Task:
     score = not draws or chance.random() < 0.3
     return Task(
         tokens=chance.integers(size, size=int(chance.integers(1, 40))),
-        drawing=drawing if draws else None,
+        sampling=sampling if draws else None,
         score=score,
         top=int(chance.integers(4)) if score else 0,
         keep=bool(chance.random() < 0.4),

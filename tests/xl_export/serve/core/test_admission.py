@@ -10,7 +10,7 @@ import pytest
 from runtimes.contract.session import Session
 from tests.xl_export.serve.core.driver import Driver
 from xl_export.serve.core.admission import Busy, EngineSettings, Places, StoppedError, TooManyError
-from xl_export.serve.core.task import Drawing, Task
+from xl_export.serve.core.task import SamplingParams, Task
 
 
 def test_rows_and_queue_are_places_until_a_request_has_ended() -> None:
@@ -53,7 +53,9 @@ def test_a_stopped_engine_accepts_nothing() -> None:
 def test_the_bytes_of_rows_that_were_given_up_are_bounded(session: Session) -> None:
     """One copy is kept whatever its size; the next slow client loses its place, and keeps its stream."""
     driver = Driver(session, rows=2, unread=4, state_bytes=1)
-    slow = [Task(tokens=np.arange(3), keep=True, drawing=Drawing(max_tokens=50, seed=n)) for n in range(4)]
+    slow = [
+        Task(tokens=np.arange(3), keep=True, sampling=SamplingParams(max_tokens=50, seed=n)) for n in range(4)
+    ]
     driver.slow.update(slow)
     driver.submit(*slow)
     driver.iterate(30)

@@ -24,7 +24,7 @@ from xl_export.serve.core.admission import EngineSettings
 from xl_export.serve.core.engine import Engine
 from xl_export.serve.core.running import JoinedRows, RowsInPlace, rows_of
 from xl_export.serve.core.state import StreamState
-from xl_export.serve.core.task import Drawing, Task
+from xl_export.serve.core.task import SamplingParams, Task
 from xl_export.serve.http.base.steps import StepEngine
 
 ROWS = 3
@@ -38,16 +38,16 @@ def answers_alike(session: Session) -> None:
     tasks = []
     for seed in range(8):
         tokens = chance.integers(session.vocab.size, size=int(chance.integers(1, 4 * session.rule.segment)))
-        drawing = Drawing(max_tokens=int(chance.integers(1, 20)), sampler=Sampler(top_k=5), seed=seed)
-        tasks.append(Task(tokens=tokens, drawing=drawing, keep=True, score=seed % 3 == 0, top=seed % 3))
+        sampling = SamplingParams(max_tokens=int(chance.integers(1, 20)), sampler=Sampler(top_k=5), seed=seed)
+        tasks.append(Task(tokens=tokens, sampling=sampling, keep=True, score=seed % 3 == 0, top=seed % 3))
         driver.submit(tasks[-1])
         driver.iterate(int(chance.integers(4)))
     driver.run()
     for task in tasks:
-        drawing = task.drawing
-        assert drawing is not None
+        sampling = task.sampling
+        assert sampling is not None
         expected = generate(
-            session, task.tokens, max_tokens=drawing.max_tokens, sampler=drawing.sampler, seed=drawing.seed
+            session, task.tokens, max_tokens=sampling.max_tokens, sampler=sampling.sampler, seed=sampling.seed
         )
         assert driver.tokens(task) == [piece.token for piece in expected]
     goes_on = replace(
@@ -110,12 +110,12 @@ def test_no_memory_for_one_stream_ends_only_its_task(
 ) -> None:
     session = open_session(artefacts["shift"], threads=1)
     driver = Driver(session, rows=ROWS)
-    drawing = Drawing(max_tokens=9)
-    driver.submit(one := Task(tokens=np.arange(3), drawing=drawing))
+    sampling = SamplingParams(max_tokens=9)
+    driver.submit(one := Task(tokens=np.arange(3), sampling=sampling))
     driver.iterate(3)
     with monkeypatch.context() as patch:
         patch.setattr(session, "start", fails)
-        driver.submit(other := Task(tokens=np.arange(3), drawing=drawing))
+        driver.submit(other := Task(tokens=np.arange(3), sampling=sampling))
         driver.iterate()
     driver.run()
     assert (driver.ended(one).reason, driver.ended(other).reason) == ("length", "failed")
@@ -128,12 +128,12 @@ def fails(*_: object) -> None:
 def test_streams_that_stay_together_are_not_copied(artefacts: dict[str, Path]) -> None:
     session = open_session(artefacts["shift"], threads=1)
     driver = Driver(session, rows=ROWS)
-    driver.submit(*(Task(tokens=np.arange(n), drawing=Drawing(max_tokens=20)) for n in (1, 2, 9)))
+    driver.submit(*(Task(tokens=np.arange(n), sampling=SamplingParams(max_tokens=20)) for n in (1, 2, 9)))
     driver.iterate(6)
     rows = driver.scheduler.rows
     memory = rows.part(rows.runs)
     assert memory.batch == 3
     driver.iterate(5)
     assert rows.part(rows.runs) is memory
-    driver.run(Task(tokens=np.arange(3), drawing=Drawing(max_tokens=2)))
+    driver.run(Task(tokens=np.arange(3), sampling=SamplingParams(max_tokens=2)))
     assert not rows.runs

@@ -14,7 +14,7 @@ from tests.xl_export.serve.core.driver import Driver, answers_of, any_task, said
 from xl_export.serve.core.admission import EngineSettings
 from xl_export.serve.core.engine import Engine, dependence_of_rows
 from xl_export.serve.core.running import rows_of
-from xl_export.serve.core.task import Answer, Delivery, Drawing, Drawn, Ended, Task
+from xl_export.serve.core.task import Answer, Delivery, Ended, SamplingParams, Task, TokenOut
 
 
 class Held:
@@ -56,7 +56,7 @@ class Clients:
 
 
 def endless(tokens: int = 3, **others: Any) -> Task:
-    return Task(tokens=np.arange(tokens) + 1, drawing=Drawing(max_tokens=10**9), **others)
+    return Task(tokens=np.arange(tokens) + 1, sampling=SamplingParams(max_tokens=10**9), **others)
 
 
 def test_tasks_from_many_threads_say_what_they_say_alone(session: Session) -> None:
@@ -109,7 +109,7 @@ def test_stopping_ends_every_task_once_with_its_state(session: Session) -> None:
     for task in tasks:
         (end,) = clients.ends(task)
         assert (end.reason, clients.answers[task][-1]) == ("stopped", end)
-        drawn = [answer.token for answer in clients.answers[task] if isinstance(answer, Drawn)]
+        drawn = [answer.token for answer in clients.answers[task] if isinstance(answer, TokenOut)]
         fed = 3 if drawn else 0
         assert end.state.position == fed + len(drawn)  # all that the client was told, and no more
         assert end.state.tail.tolist() == [1, 2, 3, *drawn][: fed + len(drawn)][-9:]
@@ -137,15 +137,15 @@ def test_stopping_returns_in_time_although_a_step_hangs(session: Session) -> Non
 def test_tokens_are_delivered_before_a_step_if_others_were_long_ago(
     apart: float, before_each_step: list[int], session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("xl_export.serve.core.engine.APART", apart)
+    monkeypatch.setattr("xl_export.serve.core.engine.DELIVERY_GAP_SECONDS", apart)
     clients, known = Clients(), []
     engine = Engine(session, EngineSettings(rows=2), deliver=clients.deliver)
-    engine.submit(task := Task(tokens=np.arange(3), drawing=Drawing(max_tokens=5, ends=False)))
+    engine.submit(task := Task(tokens=np.arange(3), sampling=SamplingParams(max_tokens=5, ends=False)))
     begins = session.begins
 
     def noted() -> None:
         begins()
-        known.append(sum(isinstance(answer, Drawn) for answer in clients.answers.get(task, [])))
+        known.append(sum(isinstance(answer, TokenOut) for answer in clients.answers.get(task, [])))
 
     monkeypatch.setattr(session, "begins", noted)
     engine.start()
@@ -158,11 +158,11 @@ def test_tokens_are_delivered_before_a_step_if_others_were_long_ago(
 def test_an_end_does_not_wait_for_the_tokens_of_others(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("xl_export.serve.core.engine.APART", 1e9)
+    monkeypatch.setattr("xl_export.serve.core.engine.DELIVERY_GAP_SECONDS", 1e9)
     clients = Clients()
     engine = Engine(session, EngineSettings(rows=2, unread=10**9), deliver=clients.deliver)
     engine.submit(other := endless())
-    engine.submit(task := Task(tokens=np.arange(3), drawing=Drawing(max_tokens=5, ends=False)))
+    engine.submit(task := Task(tokens=np.arange(3), sampling=SamplingParams(max_tokens=5, ends=False)))
     engine.start()
     clients.wait(task)
     assert not clients.ends(other)

@@ -12,7 +12,7 @@ from tests.xl_export.serve.core.test_engine import Clients, endless
 from xl_export.serve.core.admission import EngineSettings
 from xl_export.serve.core.engine import Engine
 from xl_export.serve.core.running import Running
-from xl_export.serve.core.task import Drawing, Task
+from xl_export.serve.core.task import SamplingParams, Task
 
 
 def fails(*_: Any, **__: Any) -> Any:
@@ -57,7 +57,7 @@ def test_a_stream_that_cannot_be_copied_fails_alone(
     engine = Engine(session, settings, deliver=clients.deliver)
     monkeypatch.setattr(engine.scheduler.rows, "taken_out", fails)
     engine.start()
-    kept, other = endless(keep=True), Task(tokens=np.arange(3), drawing=Drawing(max_tokens=60))
+    kept, other = endless(keep=True), Task(tokens=np.arange(3), sampling=SamplingParams(max_tokens=60))
     engine.submit(kept)
     with clients.changed:
         assert clients.changed.wait_for(lambda: kept in clients.answers, 60)

@@ -12,7 +12,7 @@ from runtimes.contract.sampling import Sampler
 from tests.sampling import read_cases
 from xl_export.serve.core.running import Running
 from xl_export.serve.core.scheduler import RowSampler, likeliest, log_probs_of
-from xl_export.serve.core.task import Drawing, Task
+from xl_export.serve.core.task import SamplingParams, Task
 
 SESSION: Any = SimpleNamespace(
     vocab=SimpleNamespace(decoder=lambda: SimpleNamespace(prime=lambda ids: None, add=str), kind="char"),
@@ -21,8 +21,8 @@ SESSION: Any = SimpleNamespace(
 
 
 def run(sampler: Sampler, prompt: list[int], *, bias: dict[int, float] | None = None) -> Running:
-    drawing = Drawing(max_tokens=9, sampler=sampler, seed=3, index=1, bias=bias or {})
-    return Running(Task(tokens=np.array(prompt, np.int64), drawing=drawing), SESSION)
+    sampling = SamplingParams(max_tokens=9, sampler=sampler, seed=3, index=1, bias=bias or {})
+    return Running(Task(tokens=np.array(prompt, np.int64), sampling=sampling), SESSION)
 
 
 def test_every_case_draws_its_token() -> None:

@@ -14,7 +14,7 @@ from runtimes.contract.sampling import Sampler
 from runtimes.contract.session import Session
 from runtimes.contract.vocabulary import ByteVocab
 from tests.xl_export.serve.core.driver import Driver, Faulty, any_task, said
-from xl_export.serve.core.task import Drawing, Drawn, Fed, Task
+from xl_export.serve.core.task import PromptFed, SamplingParams, Task, TokenOut
 
 POISON = 3
 
@@ -34,7 +34,7 @@ def pool(session: Session) -> list[tuple[Task, list[object]]]:
 def test_alone_a_task_says_what_generate_and_evaluate_say(
     session: Session, pool: list[tuple[Task, list[object]]]
 ) -> None:
-    assert {(task.drawing is None, task.score, task.keep) for task, _ in pool} >= {
+    assert {(task.sampling is None, task.score, task.keep) for task, _ in pool} >= {
         (True, True, False), (False, True, True), (False, False, False), (False, False, True),
     }  # fmt: skip
     for task, _ in pool:
@@ -47,12 +47,12 @@ def test_alone_a_task_says_what_generate_and_evaluate_say(
             if len(task.tokens) > 1:
                 expected = -evaluate(session, task.tokens).token_nats
                 assert np.abs(log_probs[1:] - expected).max() < 1e-4
-        drawing = task.drawing
-        if drawing is not None and not drawing.bias:
+        sampling = task.sampling
+        if sampling is not None and not sampling.bias:
             pieces = list(
                 generate(
-                    session, task.tokens, max_tokens=drawing.max_tokens, sampler=drawing.sampler,
-                    seed=drawing.seed, stop=drawing.stop,
+                    session, task.tokens, max_tokens=sampling.max_tokens, sampler=sampling.sampler,
+                    seed=sampling.seed, stop=sampling.stop,
                 )
             )  # fmt: skip
             assert driver.tokens(task) == [piece.token for piece in pieces]
@@ -120,15 +120,15 @@ def test_a_kept_stream_continues_bitwise(session: Session) -> None:
     """Fed in parts, drawn in parts, cancelled in the middle: the same numbers as in one go on the ring."""
     text = np.random.default_rng(2).integers(session.vocab.size, size=32)
     whole, parts = Driver(session, rows=2), Driver(session, rows=2)
-    drawing = Drawing(max_tokens=20, sampler=Sampler(temperature=0))
-    whole.run(task := Task(tokens=text, drawing=drawing, score=True, keep=True))
+    sampling = SamplingParams(max_tokens=20, sampler=Sampler(temperature=0))
+    whole.run(task := Task(tokens=text, sampling=sampling, score=True, keep=True))
     parts.run(first := Task(tokens=text[:16], score=True, keep=True))
     parts.run(second := Task(tokens=text[16:], score=True, keep=True, state=parts.ended(first).state))
     log_probs = np.concatenate([parts.log_probs(first), parts.log_probs(second)])
     assert np.isnan(log_probs[0])
     assert np.array_equal(log_probs[1:], whole.log_probs(task)[1:])
     nothing = np.zeros(0, np.int64)
-    third = Task(tokens=nothing, drawing=drawing, keep=True, state=parts.ended(second).state)
+    third = Task(tokens=nothing, sampling=sampling, keep=True, state=parts.ended(second).state)
     parts.submit(third)
     parts.iterate(6)
     parts.cancel(third)
@@ -137,8 +137,8 @@ def test_a_kept_stream_continues_bitwise(session: Session) -> None:
     drawn = parts.tokens(third)
     assert cut.position == 32 + len(drawn)  # the last drawn token too: the client knows it
     assert cut.tail.tolist() == [*text, *drawn][-9:]
-    rest = Drawing(max_tokens=20 - len(drawn), sampler=Sampler(temperature=0))
-    parts.run(fourth := Task(tokens=nothing, drawing=rest, keep=True, state=cut))
+    rest = SamplingParams(max_tokens=20 - len(drawn), sampler=Sampler(temperature=0))
+    parts.run(fourth := Task(tokens=nothing, sampling=rest, keep=True, state=cut))
     assert drawn + parts.tokens(fourth) == whole.tokens(task)
     one, other = whole.ended(task).state, parts.ended(fourth).state
     assert np.array_equal(one.logits, other.logits)
@@ -152,9 +152,9 @@ def test_half_a_character_waits_for_its_other_half(session: Session, monkeypatch
     monkeypatch.setattr(session, "vocab", ByteVocab([*"€".encode(), *others][: session.vocab.size]))
     driver, state, texts = Driver(session, rows=1), None, []
     for token, keep in ((0, True), (1, True), (2, True), (0, False)):
-        drawing = Drawing(max_tokens=1, sampler=Sampler(temperature=0), bias={token: 100.0})
+        sampling = SamplingParams(max_tokens=1, sampler=Sampler(temperature=0), bias={token: 100.0})
         tokens = np.array([5] if state is None else [], np.int64)
-        driver.run(task := Task(tokens=tokens, state=state, drawing=drawing, keep=keep))
+        driver.run(task := Task(tokens=tokens, state=state, sampling=sampling, keep=keep))
         texts.append(driver.text(task))
         state = driver.ended(task).state
     assert texts == ["", "", "€", "\ufffd"]
@@ -172,7 +172,7 @@ def test_a_failing_step_fails_only_its_tasks(
     """
     faulty = Faulty(session, **{what: POISON})
     driver = Driver(faulty, rows=4, prompt_tokens=prompt_tokens)  # type: ignore[arg-type]
-    good = [(replace(t), alone) for t, alone in pool if POISON not in t.tokens and t.drawing is None]
+    good = [(replace(t), alone) for t, alone in pool if POISON not in t.tokens and t.sampling is None]
     bad = [Task(tokens=np.array([1, 2, POISON] * n), score=n % 2 == 1, keep=True) for n in range(1, 6)]
     for number, (task, _) in enumerate(good):
         driver.submit(task, *bad[number : number + 1])
@@ -191,12 +191,12 @@ def test_a_failing_step_fails_only_its_tasks(
 @pytest.mark.parametrize("what", ["raises", "spoils"])
 def test_a_failing_prompt_leaves_the_prompts_after_it_alone(what: str, session: Session) -> None:
     """It is stepped in a width of its own, and the last row takes its place in the middle of an iteration."""
-    drawings = [Drawing(max_tokens=5, seed=seed, bias={POISON: -1e6}) for seed in range(3)]
-    good = [Task(tokens=np.arange(5, 13), drawing=drawing) for drawing in drawings]
+    samplings = [SamplingParams(max_tokens=5, seed=seed, bias={POISON: -1e6}) for seed in range(3)]
+    good = [Task(tokens=np.arange(5, 13), sampling=sampling) for sampling in samplings]
     alone = Driver(session, rows=3)
     alone.run(*(expected := [replace(task) for task in good]))
     driver = Driver(Faulty(session, **{what: POISON}), rows=6, prompt_tokens=64)  # type: ignore[arg-type]
-    endless = Task(tokens=np.array([1, 2]), drawing=Drawing(max_tokens=10**6, bias={4: 1e6}))
+    endless = Task(tokens=np.array([1, 2]), sampling=SamplingParams(max_tokens=10**6, bias={4: 1e6}))
     driver.submit(endless)
     driver.iterate(2)
     driver.submit(bad := Task(tokens=np.array([1, POISON])), *good)
@@ -209,11 +209,11 @@ def test_a_failing_prompt_leaves_the_prompts_after_it_alone(what: str, session: 
 def test_a_row_that_fails_while_it_draws_fails_alone(
     session: Session, pool: list[tuple[Task, list[object]]]
 ) -> None:
-    always = Drawing(max_tokens=9, bias={POISON: 1e6})  # it draws the poison and then feeds it
+    always = SamplingParams(max_tokens=9, bias={POISON: 1e6})  # it draws the poison and then feeds it
     tasks = [(replace(task), alone) for task, alone in pool[:8]]
     driver = Driver(Faulty(session, spoils=POISON), rows=9)  # type: ignore[arg-type]
     sound = [(task, alone) for task, alone in tasks if POISON not in task.tokens]
-    driver.run(bad := Task(tokens=np.array([1, 2]), drawing=always), *[task for task, _ in sound])
+    driver.run(bad := Task(tokens=np.array([1, 2]), sampling=always), *[task for task, _ in sound])
     assert (driver.ended(bad).reason, driver.tokens(bad)) == ("failed", [POISON])
     right = [
         said(driver.answers[task]) == alone for task, alone in sound if POISON not in driver.tokens(task)
@@ -225,11 +225,11 @@ def test_a_row_that_fails_while_it_draws_fails_alone(
 def test_a_selective_output_layer_equals_the_whole_one(selective: Session) -> None:
     chance = np.random.default_rng(1)
     tokens = chance.integers(selective.vocab.size, size=29)
-    drawing = Drawing(max_tokens=5, sampler=Sampler(temperature=0))
+    sampling = SamplingParams(max_tokens=5, sampler=Sampler(temperature=0))
     tasks = [
         Task(tokens=tokens, score=True),
         Task(tokens=tokens, score=True, keep=True),
-        Task(tokens=tokens, score=True, top=3, drawing=drawing),
+        Task(tokens=tokens, score=True, top=3, sampling=sampling),
     ]
     driver = Driver(selective, rows=4)
     driver.run(*tasks)
@@ -238,20 +238,21 @@ def test_a_selective_output_layer_equals_the_whole_one(selective: Session) -> No
         assert np.abs(driver.log_probs(task)[1:] - expected).max() < 1e-4
     assert driver.ended(tasks[1]).state.logits is not None
     assert driver.tokens(tasks[2]) == [
-        piece.token for piece in generate(selective, tokens, max_tokens=5, sampler=drawing.sampler)
+        piece.token for piece in generate(selective, tokens, max_tokens=5, sampler=sampling.sampler)
     ]
     for answer in driver.answers[tasks[2]]:
-        if isinstance(answer, Drawn):
+        if isinstance(answer, TokenOut):
             assert answer.likeliest.ids[0, 0] == answer.token
             assert answer.likeliest.log_probs[0, 0] == pytest.approx(answer.log_prob, abs=1e-5)
-        elif isinstance(answer, Fed):
+        elif isinstance(answer, PromptFed):
             assert answer.likeliest.ids.shape == (answer.count, 3)
 
 
 def test_a_run_in_pytorch_is_served_too(run: Path, session: Session) -> None:
     driver = Driver(open_session(run), rows=3)
     tasks = [
-        Task(tokens=np.arange(n) % session.vocab.size, drawing=Drawing(max_tokens=6)) for n in (1, 9, 20)
+        Task(tokens=np.arange(n) % session.vocab.size, sampling=SamplingParams(max_tokens=6))
+        for n in (1, 9, 20)
     ]
     driver.run(*tasks)
     for task in tasks:

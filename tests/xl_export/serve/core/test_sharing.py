@@ -10,12 +10,12 @@ import pytest
 from runtimes.contract.session import Session
 from tests.xl_export.serve.core.driver import Driver, said
 from xl_export.serve.core.cache import PrefixCache
-from xl_export.serve.core.task import Drawing, Fed, Task
+from xl_export.serve.core.task import PromptFed, SamplingParams, Task
 
 
 def drawing_task(owner: str, count: int = 12, *, prompt: int = 3) -> Task:
-    drawing = Drawing(max_tokens=count, seed=prompt)
-    return Task(tokens=np.arange(prompt) + 1, drawing=drawing, owner=owner)
+    sampling = SamplingParams(max_tokens=count, seed=prompt)
+    return Task(tokens=np.arange(prompt) + 1, sampling=sampling, owner=owner)
 
 
 def test_keys_take_turns_however_much_each_has_sent(session: Session) -> None:
@@ -42,7 +42,7 @@ def test_a_long_prompt_is_fed_one_piece_an_iteration(session: Session) -> None:
     fed = [
         at
         for at, answer in zip(driver.at[long], driver.answers[long], strict=True)
-        if isinstance(answer, Fed)
+        if isinstance(answer, PromptFed)
     ]
     assert len(fed) == len(set(fed)) == 8
     assert driver.at[short][0] not in fed
@@ -60,9 +60,9 @@ def test_a_prompt_is_reported_once(session: Session, cancelled: bool) -> None:
         driver.cancel(long)
     driver.run()
     told = driver.answers[long][0]
-    assert isinstance(told, Fed)
+    assert isinstance(told, PromptFed)
     assert told.count == (24 if cancelled else 60)
-    assert not any(isinstance(answer, Fed) for answer in driver.answers[long][1:])
+    assert not any(isinstance(answer, PromptFed) for answer in driver.answers[long][1:])
 
 
 def test_a_client_that_takes_nothing_pauses_its_task_alone(session: Session) -> None:
@@ -97,26 +97,26 @@ def test_a_prefix_from_the_cache_changes_no_bit(session: Session) -> None:
     cache = PrefixCache(identity="a", segment=8, max_bytes=1 << 30)
     driver, cold = Driver(session, rows=2, cache=cache), Driver(session, rows=2)
     for count, expected in ((21, 0), (21, 21), (23, 16), (19, 16), (16, 16), (40, 16), (7, 0)):
-        task = Task(tokens=text[:count], drawing=Drawing(max_tokens=8), keep=True)
+        task = Task(tokens=text[:count], sampling=SamplingParams(max_tokens=8), keep=True)
         driver.run(task)
-        found = [answer.cached for answer in driver.answers[task] if isinstance(answer, Fed)]
+        found = [answer.cached for answer in driver.answers[task] if isinstance(answer, PromptFed)]
         assert (sum(found), count) == (expected, count)
-        assert sum(answer.count for answer in driver.answers[task] if isinstance(answer, Fed)) == count
-        cold.run(same := Task(tokens=text[:count], drawing=Drawing(max_tokens=8), keep=True))
+        assert sum(answer.count for answer in driver.answers[task] if isinstance(answer, PromptFed)) == count
+        cold.run(same := Task(tokens=text[:count], sampling=SamplingParams(max_tokens=8), keep=True))
         assert driver.tokens(task) == cold.tokens(same)
         one, other = driver.ended(task).state, cold.ended(same).state
         assert np.array_equal(one.logits, other.logits)
         assert (one.tail.tolist(), one.written) == (other.tail.tolist(), other.written)
     assert cache.states == 9  # after 7, 8, 16, 19, 21, 23, 24, 32 and 40 tokens
     others = [
-        Task(tokens=text[:21], drawing=Drawing(max_tokens=2), cached=False),
+        Task(tokens=text[:21], sampling=SamplingParams(max_tokens=2), cached=False),
         Task(tokens=text[:21], score=True),
-        Task(tokens=text[:21], drawing=Drawing(max_tokens=2), owner="another"),
+        Task(tokens=text[:21], sampling=SamplingParams(max_tokens=2), owner="another"),
     ]
     driver.run(*others)
     assert cache.states == 9 + 3  # the other key's
     for task in others:
-        assert not any(answer.cached for answer in driver.answers[task] if isinstance(answer, Fed))
+        assert not any(answer.cached for answer in driver.answers[task] if isinstance(answer, PromptFed))
 
 
 def test_a_cache_without_room_for_a_state_is_not_used(session: Session) -> None:

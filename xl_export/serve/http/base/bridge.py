@@ -16,15 +16,15 @@ from dataclasses import dataclass
 
 from xl_export.serve.core.engine import Engine
 from xl_export.serve.core.scheduler import QUEUED, Histogram
-from xl_export.serve.core.task import Answer, Delivery, Drawn, Ended, Fed, Task
+from xl_export.serve.core.task import Answer, Delivery, Ended, PromptFed, Task, TokenOut
 
-Pass = Callable[[Drawn], bool]
+Pass = Callable[[TokenOut], bool]
 TO_FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0)
 BETWEEN = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0)
 WHOLE = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 300.0)
 
 
-class Figures:
+class RequestMetrics:
     """What the requests to one model have cost, for `/metrics`."""
 
     def __init__(self) -> None:
@@ -74,20 +74,20 @@ class Bridge:
             inbox = listener.inbox
             answer = answers[-1]
             passed = False
-            if inbox.open and listener.pass_on and answer.__class__ is Drawn and len(answers) == 1:
+            if inbox.open and listener.pass_on and answer.__class__ is TokenOut and len(answers) == 1:
                 try:
                     passed = listener.pass_on(answer)
                 except Exception as error:  # it is the fault of the request
                     inbox.open = False
                     inbox.wake(error)
             if passed:
-                inbox.figures.note_tokens(now - listener.last, 1)
+                inbox.metrics.note_tokens(now - listener.last, 1)
                 listener.last = now
                 listener.unacknowledged += 1
                 if listener.unacknowledged >= self.step:
                     inbox.acknowledge(task, listener)
                 continue
-            inbox.note(listener, answers, now, draws=task.drawing is not None)
+            inbox.note(listener, answers, now, draws=task.sampling is not None)
             if answer.__class__ is Ended:
                 del self.listeners[task]
             if not inbox.arrived:
@@ -115,12 +115,12 @@ class Listener:
 class Inbox:
     """The answers of some tasks of one engine. Leaving its `with` block cancels those that have not ended."""
 
-    def __init__(self, bridge: Bridge, engine: Engine, figures: Figures) -> None:
+    def __init__(self, bridge: Bridge, engine: Engine, metrics: RequestMetrics) -> None:
         self._bridge = bridge
         bridge.loop = asyncio.get_running_loop()
         self._engine = engine
         #: To which its tokens and times are added.
-        self.figures = figures
+        self.metrics = metrics
         self._began = time.monotonic()
         self._answers = False  # whether a token has been drawn or scored
         self._waiting: asyncio.Future[None] | None = None
@@ -135,7 +135,7 @@ class Inbox:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.figures.whole.observe(time.monotonic() - self._began)
+        self.metrics.whole.observe(time.monotonic() - self._began)
         for task in self.running:
             self._engine.cancel(task)
             self._bridge.listeners.pop(task, None)
@@ -197,33 +197,33 @@ class Inbox:
         return arrived
 
     def note(self, listener: Listener, answers: list[Answer], now: float, *, draws: bool) -> None:
-        """Called by the bridge when answers arrive that are not passed on: adds them to the figures.
+        """Called by the bridge when answers arrive that are not passed on: adds them to the metrics.
 
         So a client that takes them late does not make the server look slow. draws: whether the task draws
         tokens.
         """
-        figures = self.figures
+        metrics = self.metrics
         drawn = 0
         for answer in answers:
-            if isinstance(answer, Drawn):
+            if isinstance(answer, TokenOut):
                 drawn += 1
-            elif isinstance(answer, Fed):
-                figures.prompt_tokens += answer.count
-                figures.cached_tokens += answer.cached
+            elif isinstance(answer, PromptFed):
+                metrics.prompt_tokens += answer.count
+                metrics.cached_tokens += answer.cached
                 if answer.log_probs is not None:
                     self._note_first(now)
             elif draws:
-                figures.ended[answer.reason] += 1
+                metrics.ended[answer.reason] += 1
         if not drawn:
             return
         if listener.last:
-            figures.note_tokens((now - listener.last) / drawn, drawn)
+            metrics.note_tokens((now - listener.last) / drawn, drawn)
         else:
-            figures.generated_tokens += drawn
+            metrics.generated_tokens += drawn
             self._note_first(now)
         listener.last = now
 
     def _note_first(self, now: float) -> None:
         if not self._answers:
             self._answers = True
-            self.figures.to_first.observe(now - self._began)
+            self.metrics.to_first.observe(now - self._began)

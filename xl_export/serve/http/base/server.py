@@ -1,4 +1,4 @@
-"""The server as an object: its models, the stores of their streams, limits, keys, figures and log."""
+"""The server as an object: its models, the stores of their streams, limits, keys, metrics and log."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from xl_export.serve.core.admission import Busy, EngineSettings, StoppedError
 from xl_export.serve.core.cache import PrefixCache
 from xl_export.serve.core.engine import Engine
 from xl_export.serve.core.task import Delivery
-from xl_export.serve.http.base.bridge import Bridge, Figures, Inbox
+from xl_export.serve.http.base.bridge import Bridge, Inbox, RequestMetrics
 from xl_export.serve.http.base.encoding import TokenTexts
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.keys import Keys
@@ -63,8 +63,8 @@ class Model:
     stores: Stores
     #: The streams of its artefact.
     store: StreamStore
-    #: The figures of what was asked of it.
-    requests: Figures = field(default_factory=Figures)
+    #: The metrics of what was asked of it.
+    requests: RequestMetrics = field(default_factory=RequestMetrics)
     created: int = field(default_factory=lambda: int(time.time()))
     stopped: bool = False
     _stopping: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -74,12 +74,12 @@ class Model:
         """The texts of the tokens of this model."""
         return TokenTexts(self.session.vocab)
 
-    def figures(self) -> Iterator[tuple[str, str, float]]:
+    def metrics(self) -> Iterator[tuple[str, str, float]]:
         """Name, meaning and value of each figure, for `/metrics`."""
-        yield from self.engine.figures()
+        yield from self.engine.metrics()
         damaged = len(self.store.damaged)
         yield "streams_damaged", "Streams whose files are damaged, as found at the start.", damaged
-        yield from self.store.figures()
+        yield from self.store.metrics()
 
     def inbox(self) -> Inbox:
         """An inbox for tasks of this model; use it in a `with` block. Raises what `tasks` raises."""

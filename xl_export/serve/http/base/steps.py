@@ -101,7 +101,7 @@ class StepEngine:
         self._tokens += len(fed)
         return outputs, after, fed
 
-    def figures(self) -> Iterator[tuple[str, str, float]]:
+    def metrics(self) -> Iterator[tuple[str, str, float]]:
         """Name, meaning and value of each figure, for `/metrics`."""
         yield "num_requests_running", "Tasks that have a row.", self._running
         yield "engine_steps_total", "Steps of the model.", self._steps

@@ -15,7 +15,16 @@ import numpy as np
 from starlette.responses import Response
 
 from runtimes.base.errors import UserError
-from xl_export.serve.core.task import Answer, Delivery, Drawing, Drawn, Ended, Fed, Likeliest, Task
+from xl_export.serve.core.task import (
+    Answer,
+    Delivery,
+    Ended,
+    Likeliest,
+    PromptFed,
+    SamplingParams,
+    Task,
+    TokenOut,
+)
 from xl_export.serve.http.base.bridge import Inbox
 from xl_export.serve.http.base.encoding import CONTEXT, TokenTexts, to_json
 from xl_export.serve.http.base.endpoint import Endpoints, doc
@@ -128,7 +137,7 @@ class _Prompt:
     #: Tokens so far.
     fed: int = 0
 
-    def score(self, fed: Fed) -> None:
+    def score(self, fed: PromptFed) -> None:
         """Notes the log-probabilities of a piece that was fed."""
         if self.log_probs is not None and fed.log_probs is not None:
             tokens = self.tokens[self.fed : self.fed + fed.count].tolist()
@@ -180,7 +189,7 @@ class Completion:
             "object": "text_completion",
             "created": int(time.time()),
             "model": model.name,
-            "seed": None if plan.drawing is None else plan.drawing.seed,
+            "seed": None if plan.sampling is None else plan.sampling.seed,
         }
         # An event without log-probabilities: what does not change is encoded once a request.
         head = EVENT + encode({**self._facts, "choices": []}).removesuffix(b"]}")
@@ -252,7 +261,7 @@ class Completion:
             tokens=prompt.tokens,
             score=scores,
             top=self._top if choice is not None or scores else 0,
-            drawing=None if choice is None else self._drawing(choice),
+            sampling=None if choice is None else self._sampling(choice),
             keep=choice is None,
             owner=self._owner,
         )
@@ -262,8 +271,8 @@ class Completion:
     async def _submit_choices(self, inbox: Inbox, prompt: _Prompt, ended: Ended) -> None:
         """The choices of a prompt that has been fed."""
         for choice in prompt.choices:
-            drawing = self._drawing(choice)
-            if drawing is None:
+            sampling = self._sampling(choice)
+            if sampling is None:
                 await self._end(choice, Ended(reason="length"))
                 continue
             assert ended.state is not None, "the task that fed a prompt keeps its state"
@@ -271,15 +280,17 @@ class Completion:
                 tokens=prompt.tokens[:0],
                 state=ended.state,
                 top=self._top,
-                drawing=drawing,
+                sampling=sampling,
                 owner=self._owner,
             )
             self._tasks[task] = prompt, choice
             inbox.submit(task)
 
-    def _drawing(self, choice: _Choice) -> Drawing | None:
-        drawing = self._plan.drawing
-        return None if drawing is None else replace(drawing, index=choice.index, prompt=choice.prompt.tokens)
+    def _sampling(self, choice: _Choice) -> SamplingParams | None:
+        sampling = self._plan.sampling
+        return (
+            None if sampling is None else replace(sampling, index=choice.index, prompt=choice.prompt.tokens)
+        )
 
     async def _take_all(self, inbox: Inbox, delivery: Delivery) -> RefusedError | UserError | None:
         """Notes all answers, also those after a failure, which belong to other choices; the first failure."""
@@ -297,13 +308,13 @@ class Completion:
         """Notes the answers of one task, and makes events of them."""
         prompt, choice = self._tasks[task]
         for answer in answers:
-            if type(answer) is Fed:
+            if type(answer) is PromptFed:
                 if prompt.log_probs is not None:
                     size = size_of(answer.count, self._plan.log_probs)
                     await off_loop(size, prompt.score, answer)
                 prompt.fed += answer.count
                 self._cached += answer.cached
-            elif type(answer) is Drawn and choice is not None:
+            elif type(answer) is TokenOut and choice is not None:
                 if not choice.begun:
                     await self._begin(choice)
                     if self._alike:
@@ -329,7 +340,7 @@ class Completion:
         log_probs = None if prompt.log_probs is None else prompt.log_probs.all()
         return event(self._document(choice, prompt.text, log_probs))
 
-    def _draw(self, choice: _Choice, write: Callable[[bytes], bool], drawn: Drawn) -> bool:
+    def _draw(self, choice: _Choice, write: Callable[[bytes], bool], drawn: TokenOut) -> bool:
         """One more token: an event, or nothing if its text is not complete yet. False, and nothing has
         changed, if `write` returns that.
         """

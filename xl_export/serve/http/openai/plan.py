@@ -15,7 +15,7 @@ from runtimes.contract.sampling import SETTINGS
 from runtimes.contract.session import Session
 from runtimes.contract.vocabulary import Vocab, token_texts
 from runtimes.tasks.generate import refuse_empty_stops
-from xl_export.serve.core.task import Drawing
+from xl_export.serve.core.task import SamplingParams
 from xl_export.serve.http.base.encoding import encoding
 from xl_export.serve.http.base.endpoint import doc
 from xl_export.serve.http.base.errors import RefusedError
@@ -108,7 +108,7 @@ class Plan:
     #: The text of each prompt if it is repeated.
     texts: list[str]
     #: Of the first choice; None draws nothing.
-    drawing: Drawing | None
+    sampling: SamplingParams | None
     #: Of all prompts together.
     prompt_tokens: int
     #: Choices of a prompt that are returned.
@@ -180,7 +180,7 @@ def plan_of(body: CompletionBody, session: Session, limits: Limits) -> Plan:
     shown = tokens if echo and body.logprobs is not None else 0
     drawn = 0 if stream else max_tokens * best_of * len(listed)
     refuse_long_answer(limits, shown + drawn, body.logprobs, "logprobs" if shown else "max_tokens")
-    drawing = drawing_of(body, session, max_tokens) if max_tokens else None
+    sampling = sampling_params_of(body, session, max_tokens) if max_tokens else None
     texts = [""] * len(listed)
     for number, prompt in enumerate(listed if echo else ()):
         if isinstance(prompt, str):
@@ -190,7 +190,7 @@ def plan_of(body: CompletionBody, session: Session, limits: Limits) -> Plan:
     return Plan(
         prompts=prompts,
         texts=texts,
-        drawing=drawing,
+        sampling=sampling,
         prompt_tokens=tokens,
         n=n,
         best_of=best_of,
@@ -217,7 +217,7 @@ def prompts_of(prompt: str | list[str | int | list[int]]) -> list[str | Sequence
     )
 
 
-def drawing_of(body: SamplingFields, session: Session, max_tokens: int) -> Drawing:
+def sampling_params_of(body: SamplingFields, session: Session, max_tokens: int) -> SamplingParams:
     """How so many tokens are drawn; raises RefusedError, with the field, for what cannot be served.
 
     A setting that the body lacks is the one that the model recommends.
@@ -234,7 +234,7 @@ def drawing_of(body: SamplingFields, session: Session, max_tokens: int) -> Drawi
     seed = secrets.randbits(53) if body.seed is None else body.seed  # JavaScript reads so many bits exactly
     if not -1 << 63 <= seed < 1 << 64:
         raise RefusedError(f"seed is {seed}; expected -2^63 to 2^64 - 1.", param="seed")
-    return Drawing(
+    return SamplingParams(
         max_tokens=max_tokens,
         sampler=sampler,
         seed=seed % (1 << 64),  # as an integer without sign

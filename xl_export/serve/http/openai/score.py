@@ -17,7 +17,7 @@ from runtimes.base.errors import UserError
 from runtimes.contract.vocabulary import Vocab, token_texts
 from runtimes.tasks.text_rows import Context, Reader, Row, TextToScore, tokens_around
 from xl_export.serve.core.state import StreamState
-from xl_export.serve.core.task import Ended, Fed, Task
+from xl_export.serve.core.task import Ended, PromptFed, Task
 from xl_export.serve.http.base.encoding import to_json
 from xl_export.serve.http.base.endpoint import Endpoints, doc
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
@@ -151,7 +151,7 @@ class Scoring:
                     inbox.submit(waiting.pop())
                 for task, answers in await inbox.get():
                     for answer in answers:
-                        if type(answer) is Fed and answer.log_probs is not None:
+                        if type(answer) is PromptFed and answer.log_probs is not None:
                             self._found[self._texts[task]].append(answer.log_probs)
                         elif type(answer) is Ended:
                             refuse_failure(answer)

@@ -14,7 +14,7 @@ import numpy as np
 from runtimes.base.errors import ArtefactError
 from runtimes.base.tensors_file import tensors_in_bytes, write_tensors
 from runtimes.contract.vocabulary import Vocab
-from xl_export.serve.core.task import Drawn, Ended, Fed, Likeliest, Reason
+from xl_export.serve.core.task import Ended, Likeliest, PromptFed, Reason, TokenOut
 from xl_export.serve.http.base.encoding import CONTEXT, TokenTexts, encoding
 from xl_export.serve.http.base.endpoint import doc
 from xl_export.serve.http.base.errors import RefusedError
@@ -335,7 +335,7 @@ class TokenReport:
         self.total_bits = 0.0
         self.count = 0
 
-    def feed(self, fed: Fed) -> None:
+    def feed(self, fed: PromptFed) -> None:
         """The next piece of the tokens was fed."""
         piece = self._to_feed[: fed.count].tolist()
         self._to_feed = self._to_feed[fed.count :]
@@ -344,10 +344,10 @@ class TokenReport:
             self._add(token, log_prob, fed.likeliest, at)
         self._appended += fed.count
 
-    def draw(self, answer: Drawn | Ended) -> None:
+    def draw(self, answer: TokenOut | Ended) -> None:
         """A token was drawn, or there are no more."""
         self._text.append(answer.text)
-        if isinstance(answer, Drawn):
+        if isinstance(answer, TokenOut):
             log_prob = math.nan if answer.log_prob is None else answer.log_prob
             self._add(answer.token, log_prob, answer.likeliest, 0)
 

@@ -12,13 +12,13 @@ import numpy as np
 from runtimes.base.errors import StreamError
 from runtimes.contract.session import is_language_model
 from xl_export.serve.core.state import StreamState, most_rewound, rewound
-from xl_export.serve.core.task import Ended, Fed, Task
+from xl_export.serve.core.task import Ended, PromptFed, Task
 from xl_export.serve.http.base.encoding import to_json
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
 from xl_export.serve.http.base.limits import Limits, refuse_outside
 from xl_export.serve.http.base.server import Model, Server
 from xl_export.serve.http.base.workers import DISK, background, off_loop, size_of
-from xl_export.serve.http.openai.plan import drawing_of
+from xl_export.serve.http.openai.plan import sampling_params_of
 from xl_export.serve.http.streams.documents import (
     AppendBody,
     ContinueBody,
@@ -118,7 +118,7 @@ class StreamWork:
         """
         tokens = await self._tokens(body, needed=False)
         refuse_outside("max_tokens", body.max_tokens, 1, self._limits.max_tokens)
-        drawing = drawing_of(body, self._model.session, body.max_tokens)
+        sampling = sampling_params_of(body, self._model.session, body.max_tokens)
         with self._operation(name, body.position) as operation:
             before = await self._state(operation)
             if not len(tokens) and before.logits is None:
@@ -132,7 +132,7 @@ class StreamWork:
                 state=before,
                 score=body.surprisal,
                 top=body.alternatives,
-                drawing=drawing,
+                sampling=sampling,
                 keep=True,
                 owner=self._owner,
             )
@@ -143,7 +143,7 @@ class StreamWork:
                 self._refuse_left()
             if state is not before:
                 await DISK.run(operation.commit, state)
-            more = {"finish_reason": ended.reason, "seed": drawing.seed, "text": report.take_text()}
+            more = {"finish_reason": ended.reason, "seed": sampling.seed, "text": report.take_text()}
             if ended.error:
                 more["error"] = ended.error
             return self._result("continue", operation.stream, state, report, **more)
@@ -290,7 +290,7 @@ class StreamWork:
                 answers = [answer for _, some in await inbox.get() for answer in some]
                 if report is not None:
                     for answer in answers:
-                        if isinstance(answer, Fed):
+                        if isinstance(answer, PromptFed):
                             await off_loop(size_of(answer.count, task.top), report.feed, answer)
                         else:
                             report.draw(answer)
