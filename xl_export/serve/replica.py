@@ -29,7 +29,6 @@ from xl_export.serve.core.admission import EngineSettings
 from xl_export.serve.core.engine import Engine
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Answer, Ended, PromptFed, Task, TokenOut
-from xl_export.serve.http.base.bridge import Bridge, Inbox, RequestMetrics
 from xl_export.serve.http.base.encoding import encoding, to_json
 from xl_export.serve.http.base.endpoint import doc
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
@@ -41,6 +40,7 @@ from xl_export.serve.http.base.limits import (
     refuse_outside,
     too_large,
 )
+from xl_export.serve.http.base.mailbox import Mailboxes, RequestMetrics
 from xl_export.serve.http.base.steps import StepEngine
 from xl_export.serve.http.base.workers import background
 from xl_export.serve.http.openai.plan import SamplingFields, sampling_params_of
@@ -170,11 +170,11 @@ class Replica:
     def __init__(self, session: Session, streams: SharedStreams, settings: EngineSettings) -> None:
         self._session = session
         self._streams = streams
-        self._bridge = Bridge(unread=settings.unread)
+        self._mailboxes = Mailboxes()
         self._metrics = RequestMetrics()
         self._engine: Engine | StepEngine
         if is_language_model(session):
-            self._engine = Engine(session, settings, deliver=self._bridge.deliver)
+            self._engine = Engine(session, settings, deliver=self._mailboxes.deliver)
         else:
             self._engine = StepEngine(session, settings)
         self._engine.start()
@@ -291,10 +291,6 @@ class Replica:
     async def _answers(self, task: Task) -> list[Answer]:
         """All answers to a task."""
         assert isinstance(self._engine, Engine)
-        collected: list[Answer] = []
-        with Inbox(self._bridge, self._engine, self._metrics) as inbox:
-            inbox.submit(task)
-            while inbox.running:
-                for _, answers in await inbox.get():
-                    collected += answers
-        return collected
+        with self._mailboxes.open(self._engine, self._metrics) as mailbox:
+            mailbox.submit(task)
+            return [answer async for _, answer in mailbox]

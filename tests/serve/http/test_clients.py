@@ -56,7 +56,7 @@ def comes_true(condition: Callable[[], bool]) -> bool:
 def is_idle(server: Running) -> bool:
     model = server.server.models["m"]
     tasks = len(model.engine.scheduler.rows.runs) + model.engine.waiting
-    return tasks == 0 and server.server.requests.total == 0 and not model.bridge.listeners
+    return tasks == 0 and server.server.requests.total == 0 and not model.mailboxes.tasks
 
 
 def connection(server: Running) -> socket.socket:

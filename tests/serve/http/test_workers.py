@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import threading
 from collections.abc import Iterator
@@ -14,20 +13,19 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.coroutines import in_thread
 from tests.serve.http.conftest import Running, running, sources
 from xl_export.serve.http.base import encoding, workers
 from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.openai import completions, score, tokens
 from xl_export.serve.http.streams import work
-from xl_export.serve.http.streams.documents import TokenReport
+from xl_export.serve.http.streams.documents import Report
 
 MANY = 9  # long requests: more than any pool has threads
 
 
 @pytest.fixture(scope="module")
 def own(artefacts: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    limits = Limits(prompt_tokens=30_000, texts=50)
+    limits = Limits(prompt_tokens=100_000, texts=50)
     state = tmp_path_factory.mktemp("state")
     with running(sources(("tiny", artefacts["ring"])), limits=limits, state=state) as server:
         yield server
@@ -40,21 +38,23 @@ def test_short_requests_are_answered_while_long_texts_are_encoded(
     encode = vocab.encode
 
     def slowly(text: str | bytes) -> np.ndarray:
-        if len(text) > 20_000:
+        if len(text) >= workers.LONG_BYTES:
             begun.set()
             assert goes_on.wait(60)
         return encode(text)
 
     monkeypatch.setattr(vocab, "encode", slowly)
     with ThreadPoolExecutor(MANY) as threads:
-        long = [threads.submit(own.post, "/tokenize", {"prompt": "a" * 25_000}) for _ in range(MANY)]
+        long = [
+            threads.submit(own.post, "/tokenize", {"prompt": "a" * workers.LONG_BYTES}) for _ in range(MANY)
+        ]
         assert begun.wait(60)
         assert own.get("/health").status_code == 200
         assert own.post("/tokenize", {"prompt": "a" * 5000}).json()["count"] == 5000
         assert own.post("/v1/completions", {"prompt": "a" * 5000, "max_tokens": 1}).status_code == 200
         assert not any(each.done() for each in long)
         goes_on.set()
-        assert {each.result().json()["count"] for each in long} == {25_000}
+        assert {each.result().json()["count"] for each in long} == {workers.LONG_BYTES}
 
 
 LONG = "a" * 50
@@ -103,46 +103,21 @@ def test_large_work_never_runs_on_the_event_loop(
         (own.server.models["tiny"].session.vocab, "decoder"),
         (msgspec.json, "decode"),
         (encoding, "checked_ids"),
-        (completions._Prompt, "score"),
         (completions.Completion, "_repeated"),
-        (TokenReport, "feed"),
-        (completions, "to_json"),
-        (score, "to_json"),
-        (tokens, "to_json"),
+        (completions.Completion, "_document"),
+        (score.Scoring, "_document"),
+        (tokens, "encode"),
+        (Report, "_fields"),
         (work, "to_json"),
     ):
         noting(owner, function)
-    monkeypatch.setattr(workers, "INLINE", 1 << 30)
+    monkeypatch.setattr(workers, "INLINE_BYTES", 1 << 30)
     expected = answer()
     loop = threads["decode"]
     assert len(loop) == 1
     assert len(threads) > 1
-    monkeypatch.setattr(workers, "INLINE", 0)
+    monkeypatch.setattr(workers, "INLINE_BYTES", 0)
     threads.clear()
     assert answer() == expected
     threads.pop("decoder", None)  # an engine and a choice have one each
     assert not [function for function, found in threads.items() if found & loop]
-
-
-def test_threads_drop_work_that_is_cancelled_and_keep_no_process_alive() -> None:
-    begun, goes_on, done = threading.Event(), threading.Event(), []
-
-    def first() -> threading.Thread:
-        begun.set()
-        assert goes_on.wait(60)
-        return threading.current_thread()
-
-    async def run() -> threading.Thread:
-        pool = workers.Threads("test", 1)
-        running = asyncio.ensure_future(pool.run(first))
-        dropped = asyncio.ensure_future(pool.run(done.append, "dropped"))
-        while not begun.is_set():
-            await asyncio.sleep(0)
-        dropped.cancel()
-        await asyncio.wait((dropped,))
-        goes_on.set()
-        await pool.run(done.append, "last")
-        return await running
-
-    assert in_thread(run()).daemon
-    assert done == ["last"]

@@ -20,7 +20,7 @@ from tests.serve.http.streams.conftest import Keeping, created, owned
 from tests.serve.http.test_clients import comes_true
 from tests.serve.http.test_status import ANNA, BERT, bearer
 from xl_export.serve.http.base.keys import keys_of
-from xl_export.serve.http.base.workers import INLINE
+from xl_export.serve.http.base.workers import INLINE_BYTES
 from xl_export.serve.streams import files
 from xl_export.serve.streams.index import StoreSettings
 
@@ -88,7 +88,7 @@ def test_a_slow_disk_holds_up_no_work_on_texts(
             for _ in range(pool + 1):
                 threads.submit(created, server)
             assert comes_true(lambda: slow.waiting >= pool)
-            body = {"prompt": "a" * INLINE, "max_tokens": 1}
+            body = {"prompt": "a" * INLINE_BYTES, "max_tokens": 1}
             answer = HTTP.post(f"{server.at}/v1/completions", json=body)
             assert answer.status_code in (200, 400), answer.text
             assert len(server.get("/v1/streams").json()["data"]) == before, "no stream was written"

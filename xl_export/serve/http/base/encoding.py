@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 
 import msgspec
 import numpy as np
@@ -17,8 +16,6 @@ from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.limits import Limits, refuse_long_prompt
 
 SLICE = 1 << 12  # items of a list that are encoded at once
-MOST_TEXTS = 1 << 17  # pairs of tokens whose texts are kept
-CONTEXT = 32  # tokens before a text that decide how its first token reads
 to_json = msgspec.json.Encoder(enc_hook=np.ndarray.tolist).encode  # arrays are nested lists
 
 
@@ -58,21 +55,3 @@ def _parts(vocab: Vocab, prompt: str | Sequence[int]) -> Iterable[str | Sequence
     if isinstance(prompt, str):
         return pieces(prompt) if vocab.kind == "subword" else [prompt]
     return (prompt[at : at + SLICE] for at in range(0, len(prompt), SLICE))
-
-
-class TokenTexts:
-    """What a token adds to a text that ends with another token; pairs that come again are decoded once.
-
-    A decoder has to be made for each pair, because it keeps what came before.
-    """
-
-    def __init__(self, vocab: Vocab) -> None:
-        self.vocab = vocab
-        #: `after(last, token)` is the text that `token` adds after `last`; None is the beginning of a text.
-        self.after = lru_cache(MOST_TEXTS)(self._after)
-
-    def _after(self, last: int | None, token: int) -> str:
-        decode = self.vocab.decoder()
-        if last is not None:
-            decode(last)
-        return decode(token)

@@ -29,13 +29,12 @@ from xl_export.serve.core.admission import Busy, EngineSettings, StoppedError
 from xl_export.serve.core.cache import PrefixCache
 from xl_export.serve.core.engine import Engine
 from xl_export.serve.core.task import Delivery
-from xl_export.serve.http.base.bridge import Bridge, Inbox, RequestMetrics
-from xl_export.serve.http.base.encoding import TokenTexts
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.keys import Keys
 from xl_export.serve.http.base.limits import Bound, Limits
+from xl_export.serve.http.base.mailbox import Mailbox, Mailboxes, RequestMetrics
 from xl_export.serve.http.base.steps import StepEngine
-from xl_export.serve.http.base.workers import on_thread
+from xl_export.serve.http.base.token_log import TokenTexts
 from xl_export.serve.streams.index import StoreSettings
 from xl_export.serve.streams.snapshot import server_key
 from xl_export.serve.streams.store import IDENTITY, StreamStore, UnservedStreams
@@ -58,12 +57,11 @@ class Model:
     #: CPU threads of a step; None if PyTorch chooses them.
     threads: int | None
     engine: Engine | StepEngine
-    bridge: Bridge
+    mailboxes: Mailboxes
     #: The stores of all artefacts.
     stores: Stores
     #: The streams of its artefact.
     store: StreamStore
-    #: The metrics of what was asked of it.
     requests: RequestMetrics = field(default_factory=RequestMetrics)
     created: int = field(default_factory=lambda: int(time.time()))
     stopped: bool = False
@@ -81,9 +79,9 @@ class Model:
         yield "streams_damaged", "Streams whose files are damaged, as found at the start.", damaged
         yield from self.store.metrics()
 
-    def inbox(self) -> Inbox:
-        """An inbox for tasks of this model; use it in a `with` block. Raises what `tasks` raises."""
-        return Inbox(self.bridge, self.tasks, self.requests)
+    def mailbox(self) -> Mailbox:
+        """A mailbox for tasks of this model; use it in a `with` block. Raises what `tasks` raises."""
+        return self.mailboxes.open(self.tasks, self.requests)
 
     @property
     def tasks(self) -> Engine:
@@ -132,9 +130,9 @@ class Source:
 
     def open(self, stores: Stores) -> Model:
         """The model with a running engine. It blocks; call it on a thread."""
-        bridge = Bridge(unread=self.settings.unread)
+        mailboxes = Mailboxes()
         session, threads = self.open_session()
-        engine = self.make_engine(session, bridge.deliver)
+        engine = self.make_engine(session, mailboxes.deliver)
         engine.start()
         try:
             store = stores.acquire(session)
@@ -146,7 +144,7 @@ class Source:
             session=session,
             threads=threads,
             engine=engine,
-            bridge=bridge,
+            mailboxes=mailboxes,
             stores=stores,
             store=store,
         )
@@ -361,7 +359,7 @@ class Server:
             folder = Path(self._temporary.name)
         self.stores = await asyncio.to_thread(Stores, folder, self._stream_limits)
         for name in self.sources:
-            self.models[name] = await on_thread(self.sources[name].open, self.stores)
+            self.models[name] = await asyncio.to_thread(self.sources[name].open, self.stores)
 
     def model(self, name: str | None) -> Model:
         """The model of that name, or the first; raises RefusedError for a name that is not served."""
@@ -398,7 +396,7 @@ class Server:
         """Ends every task with its state and stops the engines. New requests are refused from now on."""
         self.stopping = True
         try:
-            await asyncio.gather(*(on_thread(model.stop, within) for model in self.models.values()))
+            await asyncio.gather(*(asyncio.to_thread(model.stop, within) for model in self.models.values()))
         finally:
             if self._temporary is not None:
-                await on_thread(self._temporary.cleanup)
+                await asyncio.to_thread(self._temporary.cleanup)

@@ -5,6 +5,7 @@ Each step runs one stream, so its outputs never depend on other streams or on th
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
 from collections.abc import Iterator, Mapping
@@ -18,7 +19,6 @@ from runtimes.contract.session import Session
 from runtimes.contract.tensors import MAX_AXES, row_bytes
 from xl_export.serve.core.admission import EngineSettings, Places
 from xl_export.serve.core.state import StreamState
-from xl_export.serve.http.base.workers import STEPS
 from xl_export.serve.streams.files import StepInputs
 
 Arrays = dict[str, np.ndarray]
@@ -93,7 +93,7 @@ class StepEngine:
         self._running += 1
         began = time.monotonic()
         try:
-            outputs, after, fed = await STEPS.run(self._stepped, inputs, state)
+            outputs, after, fed = await asyncio.to_thread(self._stepped, inputs, state)
         finally:
             self._running -= 1
             self._seconds += time.monotonic() - began

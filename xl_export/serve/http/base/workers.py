@@ -1,84 +1,26 @@
-"""Long work off the event loop, which answers everybody: threads for texts, for the disk, and for steps.
+"""Work on texts off the event loop, which answers all clients.
 
-None of them keeps the process from ending. A thread that computes in Python makes the event loop wait for
-Python's lock, and several such threads make it wait several times as long. So long texts have one thread, and
-short ones another, which never waits for a long one.
+A thread that computes in Python makes the event loop wait for the GIL, and several such threads make it wait
+several times as long. So there is one thread for long texts, and one for short texts, which never wait for a
+long one. What blocks without computing, such as the disk, uses `asyncio.to_thread`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import queue
-import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-from runtimes.base.machine import available_cpus
-
 Result = TypeVar("Result")
 
-INLINE = 1 << 10  # bytes, or as much work as a byte of text is; less is done on the event loop
-SHORT = 1 << 14  # less is short work
-TOKEN_WORK = 16  # how much more work a token with its log-probability is than a byte of text
+INLINE_BYTES = 1 << 12  # less is done on the event loop: 2.5 ms for a text of parts of words
+LONG_BYTES = 1 << 16  # 40 ms
+BYTES_OF_TOKEN = 8  # a token takes as long to write into an answer as so many bytes of text take to read
+SHORT_WORK = ThreadPoolExecutor(1, "xl-export short work")
+LONG_WORK = ThreadPoolExecutor(1, "xl-export long work")
 BACKGROUND: set[asyncio.Task[Any]] = set()  # see `background`
-
-
-class Threads:
-    """Threads that run functions, in the order in which these came. They begin when they are needed."""
-
-    def __init__(self, name: str, most: int) -> None:
-        self._name = name
-        self._most = most
-        self._begun = 0
-        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-
-    async def run(self, function: Callable[..., Result], *arguments: Any, **named: Any) -> Result:
-        """The result of a function. Cancelling this coroutine drops a function that has not begun."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Result] = loop.create_future()
-        self._jobs.put(partial(_settle, loop, future, partial(function, *arguments, **named)))
-        if self._begun < self._most:
-            self._begun += 1
-            threading.Thread(target=self._work, name=f"xl-export {self._name}", daemon=True).start()
-        return await future
-
-    def _work(self) -> None:
-        while True:
-            self._jobs.get()()
-
-
-def _settle(
-    loop: asyncio.AbstractEventLoop, future: asyncio.Future[Result], function: Callable[[], Result]
-) -> None:
-    """Runs a function on this thread, and gives its result or error to the future of an event loop."""
-    if future.cancelled():  # the client has left
-        return
-    result: Any = None
-    error: BaseException | None = None
-    try:
-        result = function()
-    except BaseException as raised:
-        error = raised
-
-    def settle() -> None:
-        if future.cancelled():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)
-
-    with contextlib.suppress(RuntimeError):  # the loop is closed, so no task waits for it
-        loop.call_soon_threadsafe(settle)
-
-
-SHORT_WORK = Threads("short work", 1)
-LONG_WORK = Threads("long work", 1)
-# A slow disk holds up no work on texts, and long texts hold up no stream.
-DISK = Threads("disk", min(32, available_cpus() + 4))
-STEPS = Threads("steps", available_cpus())  # of models with named inputs
 
 
 def background(work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
@@ -89,23 +31,20 @@ def background(work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
     return task
 
 
-async def on_thread(function: Callable[..., Result], *arguments: object) -> Result:
-    """The result of a function that blocks, from a thread of its own."""
-    return await Threads("blocking", 1).run(function, *arguments)
-
-
 async def off_loop(size: int, function: Callable[..., Result], *arguments: Any, **named: Any) -> Result:
-    """What a function of something of that size returns: at once if it is small, and otherwise from a
-    thread.
+    """The result of a function: at once if its work is small, and otherwise from a thread.
+
+    size: bytes of text that take about as long. Cancelling this coroutine drops work that has not begun.
     """
-    if size < INLINE:
+    if size < INLINE_BYTES:
         return function(*arguments, **named)
-    return await (SHORT_WORK if size < SHORT else LONG_WORK).run(function, *arguments, **named)
+    thread = SHORT_WORK if size < LONG_BYTES else LONG_WORK
+    return await asyncio.get_running_loop().run_in_executor(thread, partial(function, *arguments, **named))
 
 
-def size_of(tokens: int, likeliest: int | None) -> int:
-    """How much work it is to write tokens into an answer, for `off_loop`.
+def size_of_tokens(count: int, likeliest: int | None = None) -> int:
+    """The work of writing tokens into an answer, for `off_loop`.
 
-    likeliest: how many of the likeliest tokens each has; None for tokens without log-probabilities.
+    likeliest: the number of alternatives of each token.
     """
-    return tokens if likeliest is None else TOKEN_WORK * tokens * (1 + likeliest)
+    return BYTES_OF_TOKEN * count * (1 + (likeliest or 0))

@@ -1,31 +1,33 @@
 """`/v1/score`: the log-probability of independent texts, as `xl-export score` prints it.
 
-The texts wait behind the requests of people. A context is fed once for all texts of a request that share it.
+A context is fed once for all texts of a request that share it.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, TypedDict
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from runtimes.base.errors import UserError
-from runtimes.contract.vocabulary import Vocab, token_texts
+from runtimes.contract.vocabulary import Vocab
 from runtimes.tasks.text_rows import Context, Reader, Row, TextToScore, tokens_around
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Ended, PromptFed, Task
-from xl_export.serve.http.base.encoding import to_json
 from xl_export.serve.http.base.endpoint import Endpoints, doc
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
 from xl_export.serve.http.base.exchange import Exchange, of_json
 from xl_export.serve.http.base.limits import Limits, refuse_long_prompt
 from xl_export.serve.http.base.server import Model
-from xl_export.serve.http.base.workers import off_loop, size_of
-from xl_export.serve.http.openai.completions import Usage, usage
+from xl_export.serve.http.base.token_log import TokenLog
+from xl_export.serve.http.base.workers import off_loop, size_of_tokens
+from xl_export.serve.http.openai.completions import Usage
 
 AT_ONCE = 32  # texts of one request that the engine has at once
 ENDPOINTS = Endpoints()
@@ -56,7 +58,7 @@ class ScoreBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     tokens: Annotated[bool, doc("Whether the log-probability of each token is returned.")] = False
 
 
-class ScoredToken(TypedDict):
+class ScoredToken(msgspec.Struct, kw_only=True):
     """One token of a text that was scored."""
 
     id: Annotated[int, doc("The id of the token.")]
@@ -64,7 +66,9 @@ class ScoredToken(TypedDict):
     log_prob: Annotated[float, doc("The log-probability of the token in nats.")]
 
 
-class _Score(TypedDict):
+class TextScore(msgspec.Struct, kw_only=True):
+    """The score of one text, under the names of `xl-export score --json`."""
+
     index: Annotated[int, doc("The number of the text in the request.")]
     id: Annotated[int | str, doc("The id from the request, or else the number of the text.")]
     log_prob: Annotated[float, doc("The sum of the log-probabilities of its tokens, in nats.")]
@@ -72,17 +76,13 @@ class _Score(TypedDict):
     unknown: Annotated[int, doc("How many symbols of the text the vocabulary does not have.")]
     characters: Annotated[int | None, doc("How many characters the text has; null if it was given as ids.")]
     bytes: Annotated[int | None, doc("How many bytes of UTF-8 the text has; null if it was given as ids.")]
-
-
-class TextScore(_Score, total=False):
-    """The score of one text, under the names of `xl-export score --json`."""
-
     token_log_probs: Annotated[
-        list[ScoredToken], doc("The log-probability of each token in nats, if they were asked for.")
-    ]
+        list[ScoredToken] | UnsetType,
+        doc("The log-probability of each token in nats, if they were asked for."),
+    ] = UNSET
 
 
-class Scores(TypedDict):
+class Scores(msgspec.Struct, kw_only=True):
     """The scores of all texts, in the order of the request."""
 
     object: Annotated[Literal["list"], doc("The kind of this document.")]
@@ -123,18 +123,34 @@ def rows_of(body: ScoreBody, vocab: Vocab, limits: Limits) -> list[Row]:
     return rows
 
 
+@dataclass(eq=False)
+class _Text:
+    """A text while it is scored."""
+
+    row: Row
+    log: TokenLog
+    #: Number of tokens of its stream that were fed.
+    fed: int = 0
+
+    def note(self, count: int, log_probs: np.ndarray) -> None:
+        """Notes the next tokens. The first one is what the text is predicted from, and is not scored."""
+        skipped = 0 if self.fed else 1
+        self.log.add(self.row.stream[self.fed + skipped : self.fed + count], log_probs[skipped:])
+        self.fed += count
+
+
 class Scoring:
     """One request on its way from its texts to their scores."""
 
     def __init__(self, rows: list[Row], each: bool, model: Model, exchange: Exchange) -> None:
-        self._rows = rows
         self._each = each
         self._model = model
         self._exchange = exchange
         self._owner = exchange.owner
-        self._found: dict[int, list[np.ndarray]] = {index: [] for index in range(len(rows))}
-        self._texts: dict[Task, int] = {}  # the row that each task scores
-        self._contexts: dict[Task, list[int]] = {}  # the rows that follow what a task feeds
+        vocab = model.session.vocab
+        self._texts = [_Text(row, TokenLog(vocab, row.stream[:0], shown=True, top=0)) for row in rows]
+        self._scored: dict[Task, _Text] = {}  # what each task scores
+        self._contexts: dict[Task, list[_Text]] = {}  # the texts that follow what a task feeds
         self._tokens = 0
 
     async def run(self) -> Response:
@@ -144,87 +160,79 @@ class Scoring:
         contexts = len(self._contexts)
         # Texts that follow a context come before the next context. So there are never more states of contexts
         # than tasks at once.
-        at_once = min(AT_ONCE, len(self._rows), places.most, places.most_states if contexts else AT_ONCE)
-        with places.take(at_once, min(contexts, at_once)), self._model.inbox() as inbox:
-            while waiting or inbox.running:
-                while waiting and len(inbox.running) < at_once:
-                    inbox.submit(waiting.pop())
-                for task, answers in await inbox.get():
-                    for answer in answers:
-                        if type(answer) is PromptFed and answer.log_probs is not None:
-                            self._found[self._texts[task]].append(answer.log_probs)
-                        elif type(answer) is Ended:
-                            refuse_failure(answer)
-                            waiting += self._after(task, answer.state)
-        self._exchange.note.update(model=self._model.name, texts=len(self._rows), prompt_tokens=self._tokens)
-        size = len(self._rows) + (size_of(self._tokens, 0) if self._each else 0)
-        return of_json(await off_loop(size, self._answer))
-
-    def _answer(self) -> bytes:
-        """The scores of all texts as JSON."""
-        vocab = self._model.session.vocab
-        return to_json(
-            {
-                "object": "list",
-                "model": self._model.name,
-                "data": [self._document(index, vocab) for index in range(len(self._rows))],
-                "usage": usage(self._tokens, 0, 0),
-            }
-        )
+        at_once = min(AT_ONCE, len(self._texts), places.most, places.most_states if contexts else AT_ONCE)
+        with places.take(at_once, min(contexts, at_once)), self._model.mailbox() as mailbox:
+            for _ in range(min(at_once, len(waiting))):
+                mailbox.submit(waiting.pop())
+            async for task, answer in mailbox:
+                if isinstance(answer, PromptFed) and answer.log_probs is not None:
+                    self._scored[task].note(answer.count, answer.log_probs)
+                elif isinstance(answer, Ended):
+                    refuse_failure(answer)
+                    waiting += self._after(task, answer.state)
+                    while waiting and mailbox.running < at_once:
+                        mailbox.submit(waiting.pop())
+        self._exchange.note.update(model=self._model.name, texts=len(self._texts), prompt_tokens=self._tokens)
+        size = size_of_tokens(len(self._texts) + (self._tokens if self._each else 0))
+        return of_json(await off_loop(size, self._document))
 
     def _first_tasks(self) -> Iterator[Task]:
         """The texts without context, and a task for each context."""
-        groups: dict[Context, list[int]] = defaultdict(list)
-        for index, row in enumerate(self._rows):
-            if len(row.stream) > 1:
-                groups[row.context].append(index)
-        for context, rows in groups.items():
+        groups: dict[Context, list[_Text]] = defaultdict(list)
+        for text in self._texts:
+            if len(text.row.stream) > 1:
+                groups[text.row.context].append(text)
+        for context, texts in groups.items():
             if len(context.fed):
                 task = Task(tokens=context.fed, keep=True, cached=False, owner=self._owner)
-                self._contexts[task] = rows
+                self._contexts[task] = texts
                 self._tokens += len(context.fed)
                 yield task
             else:
-                yield from (self._task(index, None) for index in rows)
+                yield from (self._task(text, None) for text in texts)
 
     def _after(self, task: Task, state: StreamState | None) -> list[Task]:
         """Notes that a task has ended; the tasks of the texts that follow it, if it has fed a context."""
-        rows = self._contexts.pop(task, None)
-        if rows is None:
-            del self._texts[task]
+        texts = self._contexts.pop(task, None)
+        if texts is None:
+            del self._scored[task]
             return []
         assert state is not None, "the task that fed a context keeps its state"
-        return [self._task(index, state) for index in rows]
+        return [self._task(text, state) for text in texts]
 
-    def _task(self, index: int, state: StreamState | None) -> Task:
-        stream = self._rows[index].stream
+    def _task(self, text: _Text, state: StreamState | None) -> Task:
+        stream = text.row.stream
         self._tokens += len(stream)
         task = Task(tokens=stream, state=state, score=True, owner=self._owner)
-        self._texts[task] = index
+        self._scored[task] = text
         return task
 
-    def _document(self, index: int, vocab: Vocab) -> dict[str, Any]:
-        """The score of one text, under the names of `xl-export score --json`."""
-        row = self._rows[index]
-        # The first token of a stream is what the text is predicted from; it is not scored itself.
-        log_probs = np.concatenate([np.zeros(0, np.float32), *self._found[index]])[1:]
-        document = {
-            "index": index,
-            "id": row.number if row.source.id is None else row.source.id,
-            "log_prob": float(log_probs.sum(dtype=np.float64)),
-            "tokens": len(log_probs),
-            "unknown": row.unknown,
-            "characters": None if row.size is None else row.size.characters,
-            "bytes": None if row.size is None else row.size.num_bytes,
-        }
+    def _document(self) -> bytes:
+        """The scores of all texts as JSON."""
+        data = [self._score(index, text) for index, text in enumerate(self._texts)]
+        usage = Usage.of(self._tokens)
+        return msgspec.json.encode(Scores(object="list", model=self._model.name, data=data, usage=usage))
+
+    def _score(self, index: int, text: _Text) -> TextScore:
+        row = text.row
+        log = text.log
+        each: list[ScoredToken] | UnsetType = UNSET
         if self._each:
-            ids = row.targets.tolist()
-            texts = token_texts(vocab, ids)
-            document["token_log_probs"] = [
-                {"id": token, "text": text, "log_prob": log_prob}
-                for token, text, log_prob in zip(ids, texts, log_probs.tolist(), strict=False)
+            each = [
+                ScoredToken(id=token.id, text=token.text, log_prob=token.log_prob)
+                for token in log.take(at_end=True)
+                if token.log_prob is not None
             ]
-        return document
+        return TextScore(
+            index=index,
+            id=row.number if row.source.id is None else row.source.id,
+            log_prob=log.total,
+            tokens=log.known,
+            unknown=row.unknown,
+            characters=None if row.size is None else row.size.characters,
+            bytes=None if row.size is None else row.size.num_bytes,
+            token_log_probs=each,
+        )
 
 
 def _text(text: str | list[int] | ScoredText, number: int) -> TextToScore:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any
 
 import msgspec
 from starlette.responses import Response
@@ -10,12 +10,13 @@ from starlette.responses import Response
 from runtimes.base.errors import UserError
 from runtimes.contract.checks import checked_ids
 from runtimes.contract.vocabulary import Vocab, decode, token_texts
-from xl_export.serve.http.base.encoding import encoding, to_json
+from xl_export.serve.http.base.encoding import encoding
 from xl_export.serve.http.base.endpoint import Endpoints, doc
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.exchange import Exchange, json, of_json
 
 ENDPOINTS = Endpoints()
+encode = msgspec.json.Encoder().encode
 
 
 class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -36,7 +37,7 @@ class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     model: Annotated[str | None, doc("A name from /v1/models; without it the first model answers.")] = None
 
 
-class Tokenized(TypedDict):
+class Tokenized(msgspec.Struct, kw_only=True):
     """The ids of a text."""
 
     count: Annotated[int, doc("How many tokens there are.")]
@@ -45,20 +46,20 @@ class Tokenized(TypedDict):
     token_strs: Annotated[list[str] | None, doc("The text of each token, if return_token_strs asked for it.")]
 
 
-class Detokenized(TypedDict):
+class Detokenized(msgspec.Struct, kw_only=True):
     """The text of ids."""
 
     prompt: Annotated[str, doc("The text of the ids.")]
 
 
-class AddedToken(TypedDict):
+class AddedToken(msgspec.Struct, kw_only=True):
     """A token that the vocabulary sets apart."""
 
     content: Annotated[str, doc("The text of the token.")]
     special: Annotated[bool, doc("Whether it is special.")]
 
 
-class TokenizerInfo(TypedDict):
+class TokenizerInfo(msgspec.Struct, kw_only=True):
     """What a client must know of the vocabulary, under the names of Hugging Face."""
 
     tokenizer_class: Annotated[str, doc("What kind of vocabulary it is.")]
@@ -104,11 +105,8 @@ def tokenized(vocab: Vocab, body: TokenizeBody, most: int) -> bytes:
     ids: list[int] = []
     if body.prompt:
         ids = encoding(vocab, body.prompt, what="prompt", param="prompt").tolist()
-    strings: list[str] | None = None
-    if body.return_token_strs:
-        strings = token_texts(vocab, ids)
-    document = {"count": len(ids), "max_model_len": most, "tokens": ids, "token_strs": strings}
-    return to_json(document)
+    texts = token_texts(vocab, ids) if body.return_token_strs else None
+    return encode(Tokenized(count=len(ids), max_model_len=most, tokens=ids, token_strs=texts))
 
 
 def detokenized(vocab: Vocab, tokens: list[int]) -> bytes:
@@ -117,10 +115,10 @@ def detokenized(vocab: Vocab, tokens: list[int]) -> bytes:
         ids = checked_ids(tokens, vocab.size, what="tokens").tolist()
     except UserError as error:
         raise RefusedError(str(error), param="tokens") from error
-    return to_json({"prompt": "".join(token_texts(vocab, ids))})
+    return encode(Detokenized(prompt="".join(token_texts(vocab, ids))))
 
 
-def tokenizer_info(vocab: Vocab, most: int) -> dict[str, Any]:
+def tokenizer_info(vocab: Vocab, most: int) -> TokenizerInfo:
     """What a client must know of the vocabulary.
 
     The tokens that have a meaning of their own have the names that Hugging Face uses.
@@ -132,21 +130,21 @@ def tokenizer_info(vocab: Vocab, most: int) -> dict[str, Any]:
         "unk_token": special.unknown,
         "pad_token": special.padding,
     }
-    texts = {name: None if token is None else _text(vocab, token) for name, token in named.items()}
-    added = {
-        str(token): {"content": texts[name], "special": True}
-        for name, token in named.items()
-        if token is not None
-    }
-    return {
-        "tokenizer_class": f"{vocab.kind} vocabulary of xl-export",
-        "model_max_length": most,
-        "vocab_size": vocab.size,
-        **texts,
-        **{f"{name}_id": token for name, token in named.items()},
-        "added_tokens_decoder": added,
-        "chat_template": None,
-    }
+    fields: dict[str, Any] = {}
+    added = {}
+    for name, token in named.items():
+        text = None if token is None else _text(vocab, token)
+        fields |= {name: text, f"{name}_id": token}
+        if text is not None:
+            added[str(token)] = AddedToken(content=text, special=True)
+    return TokenizerInfo(
+        tokenizer_class=f"{vocab.kind} vocabulary of xl-export",
+        model_max_length=most,
+        vocab_size=vocab.size,
+        **fields,
+        added_tokens_decoder=added,
+        chat_template=None,
+    )
 
 
 def _text(vocab: Vocab, token: int) -> str:

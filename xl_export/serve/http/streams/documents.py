@@ -6,16 +6,17 @@ import io
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
 
 from runtimes.base.errors import ArtefactError
 from runtimes.base.tensors_file import tensors_in_bytes, write_tensors
 from runtimes.contract.vocabulary import Vocab
-from xl_export.serve.core.task import Ended, Likeliest, PromptFed, Reason, TokenOut
-from xl_export.serve.http.base.encoding import CONTEXT, TokenTexts, encoding
+from xl_export.serve.core.task import Answer, PromptFed, Reason, TokenOut
+from xl_export.serve.http.base.encoding import encoding
 from xl_export.serve.http.base.endpoint import doc
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.limits import (
@@ -24,11 +25,14 @@ from xl_export.serve.http.base.limits import (
     refuse_long_answer,
     refuse_outside,
 )
+from xl_export.serve.http.base.token_log import LoggedToken, TokenLog, TokenTexts
+from xl_export.serve.http.base.workers import off_loop, size_of_tokens
 from xl_export.serve.http.openai.plan import DEFAULT_TOKENS, MOST_LIKELIEST, SamplingFields
 from xl_export.serve.streams.index import Stream
 
 LONGEST_NUMBER = 18  # digits
 SAFETENSORS = "application/safetensors"  # the content type of a file of arrays
+encode = msgspec.json.Encoder().encode
 # The fields that both `Fields` and `ContinueBody` have; a msgspec.Struct cannot have two bases with fields.
 Text = Annotated[str | None, doc("A text to append, which is encoded with the vocabulary of the model.")]
 Tokens = Annotated[list[int] | None, doc("Token ids to append.")]
@@ -108,16 +112,6 @@ def step_body(body: bytearray, headers: Mapping[str, str], limits: Limits) -> St
     return StepBody(inputs=inputs, position=None if position is None else int(position))
 
 
-def step_answer(document: dict[str, Any]) -> bytes:
-    """The answer to a step as a file of safetensors; its metadata has what is no array, in JSON."""
-    file = io.BytesIO()
-    texts = {
-        name: msgspec.json.encode(value).decode() for name, value in document.items() if name != "outputs"
-    }
-    write_tensors(file, document["outputs"], texts)
-    return file.getvalue()
-
-
 class ElsewhereError(RefusedError):
     """The stream is not at the position that the request says."""
 
@@ -161,7 +155,9 @@ def tokens_of(body: Fields | ContinueBody, vocab: Vocab, limits: Limits, *, need
     return tokens
 
 
-class _Stream(TypedDict):
+class StreamDocument(msgspec.Struct, kw_only=True):
+    """A stream as it is now."""
+
     id: Annotated[str, doc("The name of the stream.")]
     object: Annotated[Literal["stream"], doc("The kind of this document.")]
     model: Annotated[
@@ -175,25 +171,23 @@ class _Stream(TypedDict):
     ]
     in_memory: Annotated[bool, doc("Whether the next operation need not read the disk.")]
     busy: Annotated[bool, doc("Whether an operation runs on the stream.")]
-
-
-class StreamDocument(_Stream, total=False):
-    """A stream as it is now."""
-
-    rewindable: Annotated[int, doc("How many of the stream's last tokens can be taken back exactly.")]
+    rewindable: Annotated[
+        int | UnsetType, doc("How many of the stream's last tokens can be taken back exactly.")
+    ] = UNSET
     artefact: Annotated[
-        str, doc("The artefact that the stream belongs to, if no model of the server can continue it.")
-    ]
+        str | UnsetType,
+        doc("The artefact that the stream belongs to, if no model of the server can continue it."),
+    ] = UNSET
 
 
-class StreamList(TypedDict):
+class StreamList(msgspec.Struct, kw_only=True):
     """The streams of a client."""
 
     object: Annotated[Literal["list"], doc("The kind of this document.")]
     data: Annotated[list[StreamDocument], doc("The streams.")]
 
 
-class CancelledStream(TypedDict):
+class CancelledStream(msgspec.Struct, kw_only=True):
     """Whether an operation was cancelled."""
 
     id: Annotated[str, doc("The name of the stream.")]
@@ -201,59 +195,22 @@ class CancelledStream(TypedDict):
     cancelled: Annotated[bool, doc("Whether an operation ran on the stream; it ends now.")]
 
 
-class DeletedStream(TypedDict):
-    """A stream that is no more."""
+class DeletedStream(msgspec.Struct, kw_only=True):
+    """A stream that was deleted."""
 
     id: Annotated[str, doc("The name of the stream.")]
     object: Annotated[Literal["stream"], doc("The kind of this document.")]
     deleted: Annotated[bool, doc("Whether the stream is deleted.")]
 
 
-class LikelyToken(TypedDict):
-    """One of the likeliest tokens at a place."""
-
-    token: Annotated[int, doc("The id of the token.")]
-    text: Annotated[str, doc("The text of the token.")]
-    bits: Annotated[float, doc("The surprisal of the token in bits.")]
-
-
-class _Tokens(TypedDict):
-    appended: Annotated[int, doc("How many of these tokens were fed; the others were drawn.")]
-    tokens: Annotated[list[int], doc("The ids of the tokens.")]
-    texts: Annotated[list[str], doc("The text of each token.")]
-
-
-class _ScoredTokens(_Tokens, total=False):
-    bits: Annotated[
-        list[float | None],
-        doc("The surprisal of each token in bits; null for a token with nothing before it."),
-    ]
-    likeliest: Annotated[
-        list[list[LikelyToken] | None],
-        doc("The likeliest tokens at each place; null at a place with nothing before it."),
-    ]
-
-
-class _Result(_ScoredTokens):
-    stream: Annotated[StreamDocument, doc("The stream after this request.")]
-    total_bits: Annotated[float, doc("The sum of the surprisals of this request.")]
-    counted: Annotated[int, doc("How many tokens total_bits is the sum of.")]
-
-
-class AppendResult(_Result):
-    """The stream after an append, and the surprisals of its tokens."""
-
-    object: Annotated[Literal["stream.append"], doc("The kind of this document.")]
-
-
-class CreateResult(TypedDict):
+class CreateResult(msgspec.Struct, kw_only=True):
     """A new stream of a model with named inputs, which has been fed nothing."""
 
     object: Annotated[Literal["stream.create"], doc("The kind of this document.")]
     stream: Annotated[StreamDocument, doc("The stream.")]
 
 
-class StepResult(TypedDict):
+class StepResult(msgspec.Struct, kw_only=True):
     """The stream after a step, and what the step returned."""
 
     object: Annotated[Literal["stream.step"], doc("The kind of this document.")]
@@ -262,21 +219,61 @@ class StepResult(TypedDict):
         dict[str, Any], doc("Nested lists by the names of the outputs; null for what is no finite number.")
     ]
 
+    def safetensors(self) -> bytes:
+        """The answer as a file of safetensors; its metadata has the other fields in JSON."""
+        file = io.BytesIO()
+        texts = {name: encode(getattr(self, name)).decode() for name in ("object", "stream")}
+        write_tensors(file, self.outputs, texts)
+        return file.getvalue()
 
-class _Continued(_Result):
+
+class LikelyToken(msgspec.Struct, kw_only=True):
+    """One of the likeliest tokens at a place."""
+
+    token: Annotated[int, doc("The id of the token.")]
+    text: Annotated[str, doc("The text of the token.")]
+    bits: Annotated[float, doc("The surprisal of the token in bits.")]
+
+
+class _Tokens(msgspec.Struct, kw_only=True):
+    appended: Annotated[int, doc("How many of these tokens were fed; the others were drawn.")]
+    tokens: Annotated[list[int], doc("The ids of the tokens.")]
+    texts: Annotated[list[str], doc("The text of each token.")]
+    bits: Annotated[
+        list[float | None] | UnsetType,
+        doc("The surprisal of each token in bits; null for a token with nothing before it."),
+    ] = UNSET
+    likeliest: Annotated[
+        list[list[LikelyToken] | None] | UnsetType,
+        doc("The likeliest tokens at each place; null at a place with nothing before it."),
+    ] = UNSET
+
+
+class _Result(_Tokens, kw_only=True):
+    stream: Annotated[StreamDocument, doc("The stream after this request.")]
+    total_bits: Annotated[float, doc("The sum of the surprisals of this request.")]
+    counted: Annotated[int, doc("How many tokens total_bits is the sum of.")]
+
+
+class AppendResult(_Result, kw_only=True):
+    """The stream after an append, and the surprisals of its tokens."""
+
+    object: Annotated[Literal["stream.append"], doc("The kind of this document.")]
+
+
+class ContinueResult(_Result, kw_only=True):
+    """The stream after it was continued, and what was appended and drawn."""
+
     object: Annotated[Literal["stream.continue"], doc("The kind of this document.")]
     finish_reason: Annotated[Reason, doc("Why the text ended, also if the server ended it.")]
     seed: Annotated[int, doc("The seed with which the same tokens are drawn again.")]
     text: Annotated[str, doc("What was drawn.")]
+    error: Annotated[str | UnsetType, doc("Why the server ended the continuation; absent if it did not.")] = (
+        UNSET
+    )
 
 
-class ContinueResult(_Continued, total=False):
-    """The stream after it was continued, and what was appended and drawn."""
-
-    error: Annotated[str, doc("Why the server ended the continuation; absent if it did not.")]
-
-
-class ContinueChunk(_ScoredTokens):
+class ContinueChunk(_Tokens, kw_only=True):
     """One server-sent event while a stream is continued. The last event is a ContinueResult, which has the
     rest; after it comes `[DONE]`.
     """
@@ -287,69 +284,60 @@ class ContinueChunk(_ScoredTokens):
 
 def stream_document(
     stream: Stream, model: str | None = None, *, artefact: str | None = None
-) -> dict[str, Any]:
+) -> StreamDocument:
     """A stream as it is now, of a model, or of an artefact that is not served."""
-    return {
-        "id": stream.id,
-        "object": "stream",
-        "model": model,
-        "usable": artefact is None,
-        **({} if artefact is None else {"artefact": artefact}),
-        "position": stream.position,
-        "created": int(stream.created),
-        "used": int(stream.used),
-        "in_memory": stream.state is not None,
-        "busy": stream.busy,
-    }
+    return StreamDocument(
+        id=stream.id,
+        object="stream",
+        model=model,
+        usable=artefact is None,
+        artefact=UNSET if artefact is None else artefact,
+        position=stream.position,
+        created=int(stream.created),
+        used=int(stream.used),
+        in_memory=stream.state is not None,
+        busy=stream.busy,
+    )
 
 
-def deleted_document(name: str) -> dict[str, Any]:
-    """A stream that is no more."""
-    return {"id": name, "object": "stream", "deleted": True}
+def deleted_document(name: str) -> DeletedStream:
+    """A stream that was deleted."""
+    return DeletedStream(id=name, object="stream", deleted=True)
 
 
-class TokenReport:
-    """Collects the tokens of an operation with their texts and surprisals, in the order of the stream.
+class Report:
+    """The tokens of an operation and the text that it draws, in the form of streams.
 
     tokens: int64 [N], those that are fed. before: int64 [N], the tokens before them. surprisal: whether
-    surprisals are wanted. alternatives: how many of the likeliest tokens.
+    surprisals are wanted. alternatives: number of the likeliest tokens.
     """
 
     def __init__(
         self, texts: TokenTexts, tokens: np.ndarray, before: np.ndarray, *, surprisal: bool, alternatives: int
     ) -> None:
-        self._table = texts
+        self._texts = texts
         self._to_feed = tokens
         self._surprisal = surprisal
         self._alternatives = alternatives
-        self._decode = texts.vocab.decoder()
-        for token in before[-CONTEXT:].tolist():  # not primed: the end of them may have no text yet
-            self._decode(token)
-        self._last = int(before[-1]) if len(before) else None
+        # The end of the tokens before may have no text yet.
+        self._log = TokenLog(texts.vocab, before, shown=False, top=alternatives)
         self._text: list[str] = []  # what was drawn, without what may become a stop string
-        self._tokens: list[int] = []
-        self._texts: list[str] = []
-        self._bits: list[float | None] = []
-        self._likeliest: list[list[dict[str, Any]] | None] = []
         self._appended = 0
-        self.total_bits = 0.0
-        self.count = 0
+        self._count = 0
 
-    def feed(self, fed: PromptFed) -> None:
-        """The next piece of the tokens was fed."""
-        piece = self._to_feed[: fed.count].tolist()
-        self._to_feed = self._to_feed[fed.count :]
-        known = [math.nan] * fed.count if fed.log_probs is None else fed.log_probs.tolist()
-        for at, (token, log_prob) in enumerate(zip(piece, known, strict=True)):
-            self._add(token, log_prob, fed.likeliest, at)
-        self._appended += fed.count
-
-    def draw(self, answer: TokenOut | Ended) -> None:
-        """A token was drawn, or there are no more."""
+    def note(self, answer: Answer) -> None:
+        """Notes tokens that were fed, a token that was drawn, or the end."""
+        if isinstance(answer, PromptFed):
+            piece = self._to_feed[: answer.count]
+            self._to_feed = self._to_feed[answer.count :]
+            self._log.add(piece, answer.log_probs, answer.likeliest)
+            self._appended += answer.count
+            self._count += answer.count
+            return
         self._text.append(answer.text)
         if isinstance(answer, TokenOut):
-            log_prob = math.nan if answer.log_prob is None else answer.log_prob
-            self._add(answer.token, log_prob, answer.likeliest, 0)
+            self._log.add_drawn(answer)
+            self._count += 1
 
     def take_text(self) -> str:
         """What was drawn since the last call."""
@@ -357,44 +345,36 @@ class TokenReport:
         self._text = []
         return text
 
-    def take(self) -> dict[str, Any]:
-        """What was added since the last call. The first `appended` tokens were fed, the others drawn."""
-        document: dict[str, Any] = {
-            "appended": self._appended,
-            "tokens": self._tokens,
-            "texts": self._texts,
+    async def take(self) -> dict[str, Any]:
+        """The fields of `_Tokens` for what was noted since the last call."""
+        appended = self._appended
+        count = self._count
+        self._appended = self._count = 0
+        return await off_loop(size_of_tokens(count, self._alternatives), self._fields, appended)
+
+    def sum(self) -> dict[str, Any]:
+        """The fields of `_Result` for all tokens."""
+        return {"total_bits": _bits(self._log.total), "counted": self._log.known}
+
+    def _fields(self, appended: int) -> dict[str, Any]:
+        logged = self._log.take()
+        fields: dict[str, Any] = {
+            "appended": appended,
+            "tokens": [token.id for token in logged],
+            "texts": [token.text for token in logged],
         }
         if self._surprisal:
-            document["bits"] = self._bits
+            fields["bits"] = [None if token.log_prob is None else _bits(token.log_prob) for token in logged]
         if self._alternatives:
-            document["likeliest"] = self._likeliest
-        self._tokens = []
-        self._texts = []
-        self._bits = []
-        self._likeliest = []
-        self._appended = 0
-        return document
+            fields["likeliest"] = [self._likely(token) for token in logged]
+        return fields
 
-    def _add(self, token: int, log_prob: float, likeliest: Likeliest | None, at: int) -> None:
-        named = None
-        if self._alternatives and likeliest is not None:
-            named = self._named(likeliest.ids[at], likeliest.log_probs[at])
-        bits = None if math.isnan(log_prob) else -log_prob / math.log(2)
-        self._tokens.append(token)
-        self._texts.append(self._decode(token))
-        self._bits.append(bits)
-        self._likeliest.append(named)
-        self._last = token
-        if bits is not None:
-            self.total_bits += bits
-            self.count += 1
-
-    def _named(self, ids: np.ndarray, log_probs: np.ndarray) -> list[dict[str, Any]] | None:
-        """The likeliest tokens at one place; None if nothing comes before it."""
-        if math.isnan(log_probs[0]):
-            return None
-        pairs = zip(ids[: self._alternatives].tolist(), log_probs[: self._alternatives].tolist(), strict=True)
+    def _likely(self, token: LoggedToken) -> list[LikelyToken] | None:
         return [
-            {"token": token, "text": self._table.after(self._last, token), "bits": -log_prob / math.log(2)}
-            for token, log_prob in pairs
-        ]
+            LikelyToken(token=other, text=self._texts.after(token.last, other), bits=_bits(log_prob))
+            for other, log_prob in token.likeliest
+        ] or None
+
+
+def _bits(log_prob: float) -> float:
+    return -log_prob / math.log(2)

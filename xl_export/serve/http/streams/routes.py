@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 from collections.abc import Coroutine
@@ -9,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import msgspec
 from starlette.responses import Response
 
 from runtimes.base.errors import UserError
@@ -18,7 +20,7 @@ from xl_export.serve.http.base.errors import RefusedError, refusal_of
 from xl_export.serve.http.base.exchange import END, EVENT, Exchange, json, of_json
 from xl_export.serve.http.base.limits import too_large
 from xl_export.serve.http.base.server import Model
-from xl_export.serve.http.base.workers import DISK, SHORT_WORK, off_loop
+from xl_export.serve.http.base.workers import INLINE_BYTES, off_loop
 from xl_export.serve.http.streams.documents import (
     SAFETENSORS,
     AppendBody,
@@ -36,11 +38,10 @@ from xl_export.serve.http.streams.documents import (
     StreamDocument,
     StreamList,
     deleted_document,
-    step_answer,
     step_body,
     stream_document,
 )
-from xl_export.serve.http.streams.work import Document, StreamWork, encoded, found, holder
+from xl_export.serve.http.streams.work import StreamWork, encoded, found, holder
 from xl_export.serve.streams.snapshot import most_snapshot_bytes
 from xl_export.serve.streams.store import StreamStore
 
@@ -87,7 +88,7 @@ async def continue_(exchange: Exchange, body: ContinueBody) -> Response | None:
     if not body.stream:
         return await _done(work, work.continue_(name, body))
 
-    async def each(document: dict[str, Any]) -> None:
+    async def each(document: ContinueChunk | ContinueResult) -> None:
         await exchange.events(EVENT + await encoded(document) + END)
 
     await each(await work.lasting(work.continue_(name, body, each)))
@@ -110,9 +111,9 @@ async def step(exchange: Exchange, body: StepBody) -> Response:
     operation = work.step(name, body.inputs, body.position)
     if exchange.headers.get("content-type") != SAFETENSORS:
         return await _done(work, operation)
-    document = await work.lasting(operation)
-    size = sum(array.nbytes for array in document["outputs"].values())
-    return Response(await off_loop(size, step_answer, document), media_type=SAFETENSORS)
+    result = await work.lasting(operation)
+    size = sum(array.nbytes for array in result.outputs.values())
+    return Response(await off_loop(size, result.safetensors), media_type=SAFETENSORS)
 
 
 @ENDPOINTS.add("POST", f"{ONE}/cancel", answer=CancelledStream, refused=(404, 503))
@@ -126,7 +127,7 @@ async def cancel(exchange: Exchange) -> Response:
     end = found(exchange.server, name, exchange.owner).store.cancels.get(name)
     if end is not None:
         end()
-    return json({"id": name, "object": "stream.cancel", "cancelled": end is not None})
+    return json(CancelledStream(id=name, object="stream.cancel", cancelled=end is not None))
 
 
 @ENDPOINTS.add("POST", f"{ONE}/rewind", answer=StreamDocument, refused=WRITES)
@@ -170,9 +171,9 @@ async def list_all(exchange: Exchange) -> Response:
             found += [stream_document(stream, name) for stream in store.list(owner)]
         for holds in others:
             found += [stream_document(stream, artefact=holds.identity) for stream in holds.list(owner)]
-        return to_json({"object": "list", "data": found})
+        return to_json(StreamList(object="list", data=found))
 
-    return of_json(await SHORT_WORK.run(listed))  # there may be ten thousand
+    return of_json(await off_loop(INLINE_BYTES, listed))  # there may be ten thousand
 
 
 @ENDPOINTS.add("GET", ONE, answer=StreamDocument, refused=(404, 410, 503))
@@ -193,7 +194,7 @@ async def delete(exchange: Exchange) -> Response:
     name = exchange.params["id"]
     owner = exchange.owner
     holds, _ = holder(exchange.server, name, owner)
-    await DISK.run(holds.delete, name, owner)
+    await asyncio.to_thread(holds.delete, name, owner)
     return json(deleted_document(name))
 
 
@@ -205,7 +206,7 @@ async def snapshot(exchange: Exchange) -> None:
     holds, model = holder(exchange.server, name, owner)
     file: BinaryIO
     if model is None:
-        file = await DISK.run(holds.open_snapshot, name, owner)
+        file = await asyncio.to_thread(holds.open_snapshot, name, owner)
     else:
         work = _work(exchange, model)
         file = await work.lasting(work.snapshot(name))
@@ -217,7 +218,7 @@ async def snapshot(exchange: Exchange) -> None:
             "cache-control": "no-store",
         }
         await exchange.start([(key.encode(), value.encode()) for key, value in headers.items()])
-        while block := await DISK.run(file.read, BLOCK):
+        while block := await asyncio.to_thread(file.read, BLOCK):
             await exchange.events(block)
     await exchange.end(b"")
 
@@ -245,7 +246,7 @@ async def restore(exchange: Exchange) -> Response:
             refusal.closes = True
             raise refusal from error
         await _receive(exchange, upload.path, most_snapshot_bytes(model.session))
-        stream = await DISK.run(model.store.restore, upload, owner)
+        stream = await asyncio.to_thread(model.store.restore, upload, owner)
     return json(stream_document(stream, model.name), 201)
 
 
@@ -260,7 +261,9 @@ def _found(exchange: Exchange) -> tuple[StreamWork, str]:
     return _work(exchange, model), name
 
 
-async def _done(work: StreamWork, operation: Coroutine[Any, Any, Document], *, status: int = 200) -> Response:
+async def _done(
+    work: StreamWork, operation: Coroutine[Any, Any, msgspec.Struct], *, status: int = 200
+) -> Response:
     """The answer to an operation, when it has ended."""
     return of_json(await encoded(await work.lasting(operation)), status)
 
@@ -273,7 +276,7 @@ async def _receive(exchange: Exchange, path: Path, most: int) -> None:
         with open(path, "xb") as file:
             while exchange.more_body:
                 part = await exchange.part(most, seconds, larger)
-                await DISK.run(file.write, part)
+                await asyncio.to_thread(file.write, part)
     except OSError as error:
         raise RefusedError(
             f"the server could not write the snapshot ({error.strerror}); ask its operator for space.",

@@ -7,25 +7,34 @@ import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
+from msgspec import UNSET
 
 from runtimes.base.errors import StreamError
 from runtimes.contract.session import is_language_model
 from xl_export.serve.core.state import StreamState, most_rewound, rewound
-from xl_export.serve.core.task import Ended, PromptFed, Task
+from xl_export.serve.core.task import Ended, Task
 from xl_export.serve.http.base.encoding import to_json
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
 from xl_export.serve.http.base.limits import Limits, refuse_outside
 from xl_export.serve.http.base.server import Model, Server
-from xl_export.serve.http.base.workers import DISK, background, off_loop, size_of
+from xl_export.serve.http.base.workers import background, off_loop, size_of_tokens
 from xl_export.serve.http.openai.plan import sampling_params_of
 from xl_export.serve.http.streams.documents import (
     AppendBody,
+    AppendResult,
     ContinueBody,
+    ContinueChunk,
+    ContinueResult,
     CreateBody,
+    CreateResult,
+    DeletedStream,
     ElsewhereError,
     Fields,
-    TokenReport,
+    Report,
+    StepResult,
+    StreamDocument,
     deleted_document,
     stream_document,
     tokens_of,
@@ -34,8 +43,7 @@ from xl_export.serve.streams.files import StepInputs
 from xl_export.serve.streams.index import NoStreamError, Operation, Stream
 from xl_export.serve.streams.store import StreamStore, UnservedStreams
 
-Document = dict[str, Any]
-Each = Callable[[Document], Awaitable[None]]
+Each = Callable[[ContinueChunk], Awaitable[None]]
 Result = TypeVar("Result")
 
 
@@ -77,14 +85,14 @@ class StreamWork:
         if self._running is not None:
             self._model.tasks.cancel(self._running)
 
-    async def create(self, body: CreateBody) -> Document:
+    async def create(self, body: CreateBody) -> AppendResult | CreateResult:
         """Makes a stream, which has been fed the tokens of the body."""
         with self._model.engine.places.take(states=1):
             self._store.refuse_more(self._owner)
             state = StreamState.begin(self._model.session)
             if body.text is None and body.tokens is None and not is_language_model(self._model.session):
-                stream = await DISK.run(self._store.create, self._owner, state)
-                return {"object": "stream.create", "stream": self._document(stream, state)}
+                stream = await asyncio.to_thread(self._store.create, self._owner, state)
+                return CreateResult(object="stream.create", stream=self._document(stream, state))
             tokens = await self._tokens(body, needed=False)
             report = self._report(body, tokens, tokens[:0])
             if len(tokens):
@@ -96,10 +104,10 @@ class StreamWork:
                     owner=self._owner,
                 )
                 state = whole(await self._perform(task, report))
-            stream = await DISK.run(self._store.create, self._owner, state)
-        return self._result("append", stream, state, report)
+            stream = await asyncio.to_thread(self._store.create, self._owner, state)
+        return await self._appended(stream, state, report)
 
-    async def append(self, name: str, body: AppendBody) -> Document:
+    async def append(self, name: str, body: AppendBody) -> AppendResult:
         """Feeds tokens to a stream, and returns the surprisal of each."""
         tokens = await self._tokens(body, needed=True)
         with self._operation(name, body.position) as operation:
@@ -107,10 +115,10 @@ class StreamWork:
             report = self._report(body, tokens, before.tail)
             state = whole(await self._perform(self._appending(before, tokens, body.alternatives), report))
             self._refuse_left()
-            await DISK.run(operation.commit, state, appended=tokens)
-            return self._result("append", operation.stream, state, report)
+            await asyncio.to_thread(operation.commit, state, appended=tokens)
+            return await self._appended(operation.stream, state, report)
 
-    async def continue_(self, name: str, body: ContinueBody, each: Each | None = None) -> Document:
+    async def continue_(self, name: str, body: ContinueBody, each: Each | None = None) -> ContinueResult:
         """Feeds tokens to a stream, if there are any, and lets it go on.
 
         each: called with what is new, as long as the client is there; then the answer has only what is known
@@ -142,28 +150,31 @@ class StreamWork:
             if each is None:
                 self._refuse_left()
             if state is not before:
-                await DISK.run(operation.commit, state)
-            more = {"finish_reason": ended.reason, "seed": sampling.seed, "text": report.take_text()}
-            if ended.error:
-                more["error"] = ended.error
-            return self._result("continue", operation.stream, state, report, **more)
+                await asyncio.to_thread(operation.commit, state)
+            return ContinueResult(
+                object="stream.continue",
+                stream=self._document(operation.stream, state),
+                finish_reason=ended.reason,
+                seed=sampling.seed,
+                text=report.take_text(),
+                error=ended.error or UNSET,
+                **report.sum(),
+                **await report.take(),
+            )
 
-    async def step(self, name: str, inputs: Mapping[str, Any], position: int | None = None) -> Document:
+    async def step(self, name: str, inputs: Mapping[str, Any], position: int | None = None) -> StepResult:
         """Computes one step of a stream whose model has named inputs; the outputs are arrays."""
         engine = self._model.steps
         with self._operation(name, position) as operation:
             outputs, state, fed = await engine.step(inputs, await self._state(operation))
             self._refuse_left()
-            await DISK.run(operation.commit, state, appended=fed)
-            return {
-                "object": "stream.step",
-                "stream": self._document(operation.stream, state),
-                "outputs": outputs,
-            }
+            await asyncio.to_thread(operation.commit, state, appended=fed)
+            stream = self._document(operation.stream, state)
+            return StepResult(object="stream.step", stream=stream, outputs=outputs)
 
     async def sequence(
         self, name: str, inputs: Mapping[str, Any], position: int | None, *, start: bool, end: bool
-    ) -> Document:
+    ) -> dict[str, Any]:
         """`step` of a stream with a name that the client has chosen. start: whether it begins at position 0,
         and is made if there is none. end: whether it is deleted afterwards.
         """
@@ -188,19 +199,19 @@ class StreamWork:
                 outputs, state, _ = await engine.step(inputs, begun)
                 self._refuse_left()
                 if not end:
-                    await DISK.run(self._store.create, self._owner, state, name)
+                    await asyncio.to_thread(self._store.create, self._owner, state, name)
         else:
             with self._operation(name, None if start else position) as operation:
                 before = StreamState.begin(self._model.session) if start else await self._state(operation)
                 outputs, state, fed = await engine.step(inputs, before)
                 self._refuse_left()
                 if end:
-                    await DISK.run(self._store.remove, operation)
+                    await asyncio.to_thread(self._store.remove, operation)
                 else:
-                    await DISK.run(operation.commit, state, appended=None if start else fed)
+                    await asyncio.to_thread(operation.commit, state, appended=None if start else fed)
         return {"position": state.position, "outputs": outputs}
 
-    async def rewind(self, name: str, count: int) -> Document:
+    async def rewind(self, name: str, count: int) -> StreamDocument:
         """Takes back the last tokens of a stream, exactly, or refuses to."""
         if count < 0:
             raise RefusedError(f"tokens is {count}; expected 0 or more.", param="tokens")
@@ -216,23 +227,23 @@ class StreamWork:
                 task = Task(tokens=last, state=before, keep=True, owner=self._owner)
                 before = whole(await self._perform(task))
             self._refuse_left()
-            await DISK.run(operation.commit, before)
+            await asyncio.to_thread(operation.commit, before)
             return self._document(operation.stream, before)
 
-    async def fork(self, name: str) -> Document:
+    async def fork(self, name: str) -> StreamDocument:
         """Makes a second stream in the state of the first."""
-        return self._document(await DISK.run(self._store.fork, name, self._owner))
+        return self._document(await asyncio.to_thread(self._store.fork, name, self._owner))
 
-    async def delete(self, name: str) -> Document:
+    async def delete(self, name: str) -> DeletedStream:
         """Removes a stream for ever."""
-        await DISK.run(self._store.delete, name, self._owner)
+        await asyncio.to_thread(self._store.delete, name, self._owner)
         return deleted_document(name)
 
     async def snapshot(self, name: str) -> Any:
         """An open file with the snapshot of a stream."""
         with self._operation(name) as operation:
             await self._state(operation)
-            return await DISK.run(operation.snapshot)
+            return await asyncio.to_thread(operation.snapshot)
 
     @contextlib.contextmanager
     def _operation(self, name: str, position: int | None = None) -> Iterator[Operation]:
@@ -264,48 +275,43 @@ class StreamWork:
         if ready is not None:
             return ready
         state: StreamState
-        state, appended = await DISK.run(operation.load)
+        state, appended = await asyncio.to_thread(operation.load)
         for fed in appended:
             if isinstance(fed, StepInputs):
                 _, state, _ = await self._model.steps.step(fed.arrays, state)
             else:
                 state = whole(await self._perform(self._appending(state, fed)))
         if appended:
-            await DISK.run(operation.caught_up, state)
+            await asyncio.to_thread(operation.caught_up, state)
         return state
 
-    async def _perform(
-        self, task: Task, report: TokenReport | None = None, each: Each | None = None
-    ) -> Ended:
+    async def _perform(self, task: Task, report: Report | None = None, each: Each | None = None) -> Ended:
         """Runs a task in the engine and returns its end.
 
-        report: notes the answers. each: is called with what is new in the report, while the client is there.
+        report: notes the answers. each: called with what is new in the report, while the client is there.
         """
-        with self._model.inbox() as inbox:
-            inbox.submit(task)
+        with self._model.mailbox() as mailbox:
+            mailbox.submit(task)
             self._running = task
             if self._left:
                 self._model.tasks.cancel(task)
-            while True:
-                answers = [answer for _, some in await inbox.get() for answer in some]
+            async for _, answer in mailbox:
                 if report is not None:
-                    for answer in answers:
-                        if isinstance(answer, PromptFed):
-                            await off_loop(size_of(answer.count, task.top), report.feed, answer)
-                        else:
-                            report.draw(answer)
-                if isinstance(ended := answers[-1], Ended):
+                    report.note(answer)
+                if isinstance(answer, Ended):
                     self._running = None
-                    return ended
-                if each is not None and report is not None and not self._left:
+                    return answer
+                if each is not None and report is not None and mailbox.is_empty and not self._left:
+                    text = report.take_text()
+                    chunk = ContinueChunk(object="stream.chunk", text=text, **await report.take())
                     try:
-                        text = report.take_text()
-                        await each({"object": "stream.chunk", "text": text, **report.take()})
+                        await each(chunk)
                     except Exception:  # the connection has ended; the stream keeps what was generated
                         self.leave()
+        raise AssertionError("the last answer of a task is its end")
 
-    def _report(self, body: Fields | ContinueBody, tokens: np.ndarray, before: np.ndarray) -> TokenReport:
-        return TokenReport(
+    def _report(self, body: Fields | ContinueBody, tokens: np.ndarray, before: np.ndarray) -> Report:
+        return Report(
             self._model.texts,
             tokens,
             before,
@@ -313,24 +319,21 @@ class StreamWork:
             alternatives=body.alternatives,
         )
 
-    def _document(self, stream: Stream, state: StreamState | None = None) -> Document:
+    def _document(self, stream: Stream, state: StreamState | None = None) -> StreamDocument:
         """The stream as it is once this operation has ended."""
-        document: Document = stream_document(stream, self._model.name) | {"busy": False}
+        document = stream_document(stream, self._model.name)
+        document.busy = False
         if state is not None:
-            document["rewindable"] = most_rewound(state, session=self._model.session)
+            document.rewindable = most_rewound(state, session=self._model.session)
         return document
 
-    def _result(
-        self, kind: str, stream: Stream, state: StreamState, report: TokenReport, **more: Any
-    ) -> Document:
-        return {
-            "object": f"stream.{kind}",
-            "stream": self._document(stream, state),
-            **more,
-            "total_bits": report.total_bits,
-            "counted": report.count,
-            **report.take(),
-        }
+    async def _appended(self, stream: Stream, state: StreamState, report: Report) -> AppendResult:
+        return AppendResult(
+            object="stream.append",
+            stream=self._document(stream, state),
+            **report.sum(),
+            **await report.take(),
+        )
 
     def _refuse_left(self) -> None:
         """Raises RefusedError if the client has left: what is not on the disk yet has not happened."""
@@ -384,9 +387,9 @@ def cancelled() -> RefusedError:
     )
 
 
-async def encoded(document: Document) -> bytes:
-    """What an operation answers as JSON."""
-    likeliest = next((len(each) for each in document.get("likeliest", ()) if each), 0)
-    size = size_of(len(document.get("tokens", ())), likeliest)
-    size += sum(array.nbytes for array in document.get("outputs", {}).values())
-    return await off_loop(size, to_json, document)
+async def encoded(answer: msgspec.Struct) -> bytes:
+    """The answer to an operation as JSON."""
+    size = sum(array.nbytes for array in answer.outputs.values()) if isinstance(answer, StepResult) else 0
+    if isinstance(answer, (AppendResult, ContinueResult, ContinueChunk)):
+        size = size_of_tokens(len(answer.tokens), len(answer.likeliest[-1] or ()) if answer.likeliest else 0)
+    return await off_loop(size, to_json, answer)

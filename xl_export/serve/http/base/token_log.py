@@ -1,0 +1,119 @@
+"""The tokens of one text with their log-probabilities, noted as they arrive and read when they are sent."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from runtimes.contract.vocabulary import Vocab
+from xl_export.serve.core.task import Likeliest, TokenOut
+
+MOST_TEXTS = 1 << 17  # pairs of tokens whose texts are kept
+CONTEXT = 32  # tokens before a text that decide how its first token reads
+
+
+class TokenTexts:
+    """The text that a token adds after another token; pairs that come again are decoded once.
+
+    A decoder has to be made for each pair, because it keeps what came before.
+    """
+
+    def __init__(self, vocab: Vocab) -> None:
+        self.vocab = vocab
+        #: `after(last, token)` is the text that `token` adds after `last`; None is the beginning of a text.
+        self.after = lru_cache(MOST_TEXTS)(self._after)
+
+    def _after(self, last: int | None, token: int) -> str:
+        decode = self.vocab.decoder()
+        if last is not None:
+            decode(last)
+        return decode(token)
+
+
+class LoggedToken(NamedTuple):
+    """One token of a text."""
+
+    id: int
+    #: What it adds to the text; empty if it completes no character.
+    text: str
+    #: Number of characters of the text before it.
+    offset: int
+    #: In nats; None if it is not known, as for the first token of a text.
+    log_prob: float | None
+    #: Ids and log-probabilities of the likeliest tokens at its place, in descending order.
+    likeliest: list[tuple[int, float]]
+    #: The token before it; `TokenTexts.after` gives the texts of others at its place.
+    last: int | None
+
+
+class TokenLog:
+    """Collects the tokens of one text. `add` is cheap; `take` decodes them, which may take long.
+
+    before: int64 [N], the tokens before the first one. shown: whether the text of these is shown, so that
+    only what follows it is returned. top: number of likeliest tokens that are returned for each token.
+    offset: number of characters before the first token.
+    """
+
+    def __init__(self, vocab: Vocab, before: np.ndarray, *, shown: bool, top: int, offset: int = 0) -> None:
+        self._top = top
+        self._offset = offset
+        self._decode = vocab.decoder()
+        context = before[-CONTEXT:].tolist()
+        if shown:
+            self._decode.prime(context)
+        else:
+            for token in context:
+                self._decode(token)
+        self._last: int | None = context[-1] if context else None
+        self._noted: list[tuple[np.ndarray, np.ndarray, Likeliest | None]] = []
+        #: Sum of the known log-probabilities, in nats.
+        self.total = 0.0
+        #: Number of known log-probabilities.
+        self.known = 0
+
+    def add(
+        self, tokens: np.ndarray, log_probs: np.ndarray | None, likeliest: Likeliest | None = None
+    ) -> None:
+        """Notes the next tokens. log_probs: NaN for an unknown one; None if none is known."""
+        if log_probs is None:
+            log_probs = np.full(len(tokens), math.nan)
+        self._noted.append((tokens, log_probs, likeliest))
+        self.total += float(np.nansum(log_probs, dtype=np.float64))
+        self.known += int(np.count_nonzero(~np.isnan(log_probs)))
+
+    def add_drawn(self, drawn: TokenOut) -> None:
+        """Notes a token that was drawn."""
+        log_prob = math.nan if drawn.log_prob is None else drawn.log_prob
+        self._noted.append((np.array([drawn.token]), np.array([log_prob]), drawn.likeliest))
+        if drawn.log_prob is not None:
+            self.total += drawn.log_prob
+            self.known += 1
+
+    def take(self, *, at_end: bool = False) -> list[LoggedToken]:
+        """The tokens that were added since the last call. at_end: whether the text ends with them; then the
+        last one gets what is left of it, such as half a character.
+        """
+        noted = self._noted
+        self._noted = []
+        found = [
+            self._logged(token, log_prob, likeliest, place)
+            for tokens, log_probs, likeliest in noted
+            for place, (token, log_prob) in enumerate(zip(tokens.tolist(), log_probs.tolist(), strict=True))
+        ]
+        if found and at_end:
+            found[-1] = found[-1]._replace(text=found[-1].text + self._decode.rest())
+        return found
+
+    def _logged(self, token: int, log_prob: float, likeliest: Likeliest | None, place: int) -> LoggedToken:
+        known = None if math.isnan(log_prob) else log_prob
+        others: list[tuple[int, float]] = []
+        if known is not None and self._top and likeliest is not None:
+            ids = likeliest.ids[place, : self._top].tolist()
+            others = list(zip(ids, likeliest.log_probs[place, : self._top].tolist(), strict=True))
+        logged = LoggedToken(token, self._decode(token), self._offset, known, others, self._last)
+        self._offset += len(logged.text)
+        self._last = token
+        return logged
