@@ -44,6 +44,9 @@ class HostStream(Stream):
     def download(self, target: np.ndarray, source: int) -> None:
         self._downloads.append(lambda: ctypes.memmove(target.ctypes.data, source, target.nbytes))
 
+    def copy(self, target: int, source: int, num_bytes: int) -> None:
+        ctypes.memmove(target, source, num_bytes)
+
     def clear(self, target: int, num_bytes: int) -> None:
         ctypes.memset(target, 0, num_bytes)
 

@@ -45,6 +45,16 @@ class DeviceTensor(ABC):
     def clear(self, rows: np.ndarray) -> None:
         """Sets some rows to zero, where they are: what is bound to the array stays valid."""
 
+    @abstractmethod
+    def rows(self, chosen: Sequence[int]) -> np.ndarray:
+        """The content of some rows as a new array on the host."""
+
+    @abstractmethod
+    def write_rows(self, rows: Sequence[int], sources: Sequence[tuple[Any, int]]) -> None:
+        """Writes a row of another array into each of these rows, where they are. `sources` has the array, on
+        the host or on this device, and the row. Rows of this device are copied without the host.
+        """
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         host = self.copy()
         return host if dtype is None else host.astype(dtype, copy=False)
@@ -273,7 +283,7 @@ class Memory:
         with self.in_use():
             chosen = self._checked(rows)
             self._refuse_too_large(len(chosen))
-            tensors = {name: np.asarray(array)[chosen] for name, array in self.tensors.items()}
+            tensors = {name: _host_rows(array, chosen) for name, array in self.tensors.items()}
             copy = Memory(self.positions[chosen], tensors, self.owner)
             copy._unsure[:] = self._unsure_rows()[chosen]
         return copy
@@ -301,6 +311,26 @@ class Memory:
                 array[chosen] = np.asarray(other.tensors[name])
             self.positions[chosen] = other.positions
             self._unsure_rows()[chosen] = other._unsure_rows()
+
+    def write_rows(self, rows: Sequence[int], sources: Sequence[tuple[Memory, int]]) -> None:
+        """Writes a row of another memory of the same session into each of these rows. `sources` has the
+        memory and the row; nothing steps it meanwhile.
+
+        The arrays stay the same, so whatever a session has bound to them stays valid. Between memories on a
+        device rows are copied there.
+        """
+        with self.in_use():
+            for name, array in self.tensors.items():
+                given = [(memory.tensors[name], place) for memory, place in sources]
+                if isinstance(array, DeviceTensor):
+                    array.write_rows(rows, given)
+                    continue
+                for row, (source, place) in zip(rows, given, strict=True):
+                    array[row] = source[place] if isinstance(source, np.ndarray) else source.rows([place])[0]
+            unsure = self._unsure_rows()
+            for row, (memory, place) in zip(rows, sources, strict=True):
+                self.positions[row] = memory.positions[place]
+                unsure[row] = memory._unsure_rows()[place]
 
     def join(self, other: Memory) -> Memory:
         """A new memory with the rows of this one and then those of `other`; both stay as they are.
@@ -379,6 +409,12 @@ class Memory:
         tensors = {name: np.array(array) for name, array in state["tensors"].items()}
         Memory.__init__(self, np.array(state["positions"]), tensors, state["owner"])
         self.unsure = state["unsure"]
+
+
+def _host_rows(array: np.ndarray | DeviceTensor, rows: np.ndarray) -> np.ndarray:
+    """A copy of some rows of a memory tensor."""
+    found: np.ndarray = array[rows] if isinstance(array, np.ndarray) else array.rows(rows.tolist())
+    return found
 
 
 def refuse_no_memory(memory: object) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -207,13 +207,40 @@ class OrtArray(DeviceTensor):
             return np.array(self.value.numpy())  # in host memory `numpy()` shares the bytes
 
     def clear(self, rows: np.ndarray) -> None:
-        stream = self.session.stream
-        num_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
-        with self.session.one_at_a_time:
-            stream.enter()
+        with self._stream() as stream:
             for row in rows.tolist():
-                stream.clear(self.value.data_ptr() + row * num_bytes, num_bytes)
-            stream.synchronize()  # others read the array without the stream
+                stream.clear(self._address(row), self._row_bytes)
+
+    def rows(self, chosen: Sequence[int]) -> np.ndarray:
+        found = np.empty((len(chosen), *self.shape[1:]), self.dtype)
+        with self._stream() as stream:
+            for place, row in enumerate(chosen):
+                stream.download(found[place, None], self._address(row))
+        return found
+
+    def write_rows(self, rows: Sequence[int], sources: Sequence[tuple[Any, int]]) -> None:
+        with self._stream() as stream:
+            for row, (source, place) in zip(rows, sources, strict=True):
+                if isinstance(source, OrtArray):
+                    stream.copy(self._address(row), source._address(place), self._row_bytes)
+                else:
+                    stream.upload(self._address(row), np.ascontiguousarray(source[place, None]))
+
+    @property
+    def _row_bytes(self) -> int:
+        return math.prod(self.shape[1:]) * int(self.dtype.itemsize)
+
+    def _address(self, row: int) -> int:
+        """The address of a row on the device."""
+        return int(self.value.data_ptr()) + row * self._row_bytes
+
+    @contextmanager
+    def _stream(self) -> Iterator[Stream]:
+        """The stream, which does what the block puts on it: others read the array without the stream."""
+        with self.session.one_at_a_time:
+            self.session.stream.enter()
+            yield self.session.stream
+            self.session.stream.synchronize()
 
 
 class DeviceBinding:

@@ -55,14 +55,19 @@ class Stream:
         return np.frombuffer(block, np.uint8)
 
     def upload(self, target: int, source: np.ndarray) -> None:
-        """Enqueues a copy of pinned memory to an address on the GPU."""
+        """Enqueues a copy to an address on the GPU. Only pinned memory is copied while Python continues."""
         size = ctypes.c_size_t(source.nbytes)
         self._do("cuMemcpyHtoDAsync_v2", ctypes.c_void_p(target), _address(source), size, self._stream)
 
     def download(self, target: np.ndarray, source: int) -> None:
-        """Enqueues a copy from an address on the GPU to pinned memory."""
+        """Enqueues a copy from an address on the GPU. Only pinned memory is copied while Python continues."""
         size = ctypes.c_size_t(target.nbytes)
         self._do("cuMemcpyDtoHAsync_v2", _address(target), ctypes.c_void_p(source), size, self._stream)
+
+    def copy(self, target: int, source: int, num_bytes: int) -> None:
+        """Enqueues a copy from one address on the GPU to another."""
+        size = ctypes.c_size_t(num_bytes)
+        self._do("cuMemcpyDtoDAsync_v2", ctypes.c_void_p(target), ctypes.c_void_p(source), size, self._stream)
 
     def clear(self, target: int, num_bytes: int) -> None:
         """Enqueues the zeros of some bytes on the GPU."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 import ctypes
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -83,17 +83,25 @@ class Cuda:
 
     def upload(self, target: DeviceArray, source: np.ndarray | PinnedArray) -> None:
         """Queues a copy to the device; the source must not change before `synchronize`."""
-        address = source.address if isinstance(source, PinnedArray) else source.ctypes.data
-        self._copy(
-            target.address, address, target.num_bytes, self._cuda.cudaMemcpyKind.cudaMemcpyHostToDevice
-        )
+        self.upload_to(target.address, source.host if isinstance(source, PinnedArray) else source)
 
     def download(self, target: np.ndarray | PinnedArray, source: DeviceArray) -> None:
         """Queues a copy from the device; `target` holds it after `synchronize`."""
-        address = target.address if isinstance(target, PinnedArray) else target.ctypes.data
-        self._copy(
-            address, source.address, source.num_bytes, self._cuda.cudaMemcpyKind.cudaMemcpyDeviceToHost
-        )
+        self.download_from(target.host if isinstance(target, PinnedArray) else target, source.address)
+
+    def upload_to(self, target: int, source: np.ndarray) -> None:
+        """Queues a copy to an address on the device; the source must not change before `synchronize`."""
+        kind = self._cuda.cudaMemcpyKind.cudaMemcpyHostToDevice
+        self._copy(target, source.ctypes.data, source.nbytes, kind)
+
+    def download_from(self, target: np.ndarray, source: int) -> None:
+        """Queues a copy from an address on the device; `target` holds it after `synchronize`."""
+        kind = self._cuda.cudaMemcpyKind.cudaMemcpyDeviceToHost
+        self._copy(target.ctypes.data, source, target.nbytes, kind)
+
+    def copy(self, target: int, source: int, num_bytes: int) -> None:
+        """Queues a copy from one address on the device to another."""
+        self._copy(target, source, num_bytes, self._cuda.cudaMemcpyKind.cudaMemcpyDeviceToDevice)
 
     def clear(self, address: int, num_bytes: int) -> None:
         """Queues the zeros of some bytes on the device."""
@@ -166,9 +174,31 @@ class DeviceArray(DeviceTensor):
         return host
 
     def clear(self, rows: np.ndarray) -> None:
-        num_bytes = self.num_bytes // self.shape[0]
         for row in rows.tolist():
-            self.cuda.clear(self.address + row * num_bytes, num_bytes)
+            self.cuda.clear(self.address + row * self._row_bytes, self._row_bytes)
+
+    def rows(self, chosen: Sequence[int]) -> np.ndarray:
+        found = np.empty((len(chosen), *self.shape[1:]), self.dtype)
+        for place, row in enumerate(chosen):
+            self.cuda.download_from(found[place, None], self.address + row * self._row_bytes)
+        self.cuda.synchronize()
+        return found
+
+    def write_rows(self, rows: Sequence[int], sources: Sequence[tuple[Any, int]]) -> None:
+        kept = []  # until they were read
+        for row, (source, place) in zip(rows, sources, strict=True):
+            target = self.address + row * self._row_bytes
+            if isinstance(source, DeviceArray):
+                self.cuda.copy(target, source.address + place * self._row_bytes, self._row_bytes)
+            else:
+                kept.append(np.ascontiguousarray(source[place, None]))
+                self.cuda.upload_to(target, kept[-1])
+        if kept:
+            self.cuda.synchronize()
+
+    @property
+    def _row_bytes(self) -> int:
+        return int(self.num_bytes // self.shape[0])
 
 
 class PinnedArray:

@@ -98,7 +98,7 @@ def test_the_server_draws_as_the_model_recommends_unless_asked_otherwise() -> No
     session = SimpleNamespace(sampler=OWN, vocab=SimpleNamespace(kind="char", size=9))
 
     def sampler(**fields: Any) -> Sampler:
-        return plan.drawing_of(plan.SamplingFields(**fields), session, 3).sampler
+        return plan.sampling_params_of(plan.SamplingFields(**fields), session, 3).sampler
 
     assert sampler() == OWN
     assert sampler(temperature=0) == OWN.replaced(temperature=0)

@@ -31,7 +31,7 @@ from trainer.model.config import SpanConfig
 from xl_export.artefact.export import export
 from xl_export.serve.core.admission import EngineSettings
 from xl_export.serve.core.engine import dependence_of_rows
-from xl_export.serve.core.running import rows_of
+from xl_export.serve.core.rows import rows_of
 
 # What one node of the graph computes: a whole layer, as in small models, or only its attention.
 NODES = ("layers", "attention")

@@ -211,7 +211,7 @@ def test_every_field_is_described(served) -> None:
     ("ended", "status", "code", "words"),
     [
         (Ended(reason="failed", error="a step failed."), 500, "engine_failed", "a step failed."),
-        (Ended(reason="cancelled", error="no memory is left."), 503, "no_room", "no memory is left."),
+        (Ended(reason="cancelled", error="it was not read."), 503, "not_read", "it was not read."),
         (Ended(reason="cancelled"), 503, "stopping", "ask again in a moment"),
         (Ended(reason="stopped"), 503, "stopping", "ask again in a moment"),
     ],

@@ -18,13 +18,14 @@ class EngineSettings:
     rows: int = 32
     #: The most tasks that wait for a row; more are refused before any work.
     queue: int = 1024
-    #: The most tokens of prompts that are fed in one iteration, padding included; at least one piece is
+    #: The most tokens of prompts that are fed in one iteration, padding included; at least one chunk is
     #: always fed.
     prompt_tokens: int = 128
-    #: After so many answers that its client has not accepted, a task pauses and gives its row to others.
-    unread: int = 256
-    #: The most bytes of the states of streams that requests hold; as many for the rows that were copied
-    #: because a client reads no answers. One state or copy is always accepted.
+    #: The most answers that a client has not read. The next one ends its task: a client that reads nothing
+    #: must hold neither a row nor much memory (about 200 bytes an answer). So many tokens bridge a stall of
+    #: half a second at the rate of the smallest models.
+    unread: int = 8192
+    #: The most bytes of the states of streams that requests hold. One state is always accepted.
     state_bytes: int = 4 << 30
 
 

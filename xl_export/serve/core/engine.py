@@ -12,24 +12,26 @@ import numpy as np
 
 from runtimes.base.errors import StreamError
 from runtimes.contract.memory import Memory
-from runtimes.contract.session import Session
+from runtimes.contract.session import Session, is_language_model
 from xl_export.serve.core.admission import EngineSettings, Places, StoppedError
 from xl_export.serve.core.cache import PrefixCache
-from xl_export.serve.core.running import Rows, Running
-from xl_export.serve.core.scheduler import Scheduler, piece_after
-from xl_export.serve.core.task import Delivery, Ended, Task
+from xl_export.serve.core.chunks import chunk_after
+from xl_export.serve.core.rows import Rows
+from xl_export.serve.core.running import Running
+from xl_export.serve.core.scheduler import Scheduler
+from xl_export.serve.core.task import Arrays, Delivery, Ended, Task
 
 LOG = logging.getLogger(__name__)
 LOST = "the engine has ended by a fault of its own; see the server's log, and start it again."
 # Seconds between two deliveries if steps are shorter. Each delivery wakes the event loop, which then contends
 # for Python's lock: with one for each token, the only stream of a small model had a quarter fewer tokens.
 DELIVERY_GAP_SECONDS = 0.001
-# Bounds of Retry-After, in seconds.
+# Bounds of Retry-After.
 MIN_RETRY_SECONDS = 1.0
 MAX_RETRY_SECONDS = 60.0
-# Of the trial whether rows are independent of each other.
-TRIAL_BATCHES = (1, 2, 3, 5, 8, 16)  # that are compared with the largest batch
-TRIAL_STEPS = 3  # what a step writes to the memory shows in the logits of the steps after it
+# The trial whether rows are independent of each other compares these batches with the largest one.
+TRIAL_BATCHES = (1, 2, 3, 5, 8, 16)
+TRIAL_STEPS = 3  # what a step writes to the memory shows in the outputs of the steps after it
 
 
 class Engine:
@@ -54,15 +56,20 @@ class Engine:
         self._deliver = deliver
         #: The thread's own; others may read its metrics.
         self.scheduler = Scheduler(session, settings, cache)
+        is_language = is_language_model(session)
+        num_logits = session.vocab.size if is_language else 0
         #: What requests hold of it; other threads ask it.
         self.places = Places(
             settings,
-            state_bytes=self.scheduler.row_bytes + 4 * session.vocab.size,  # a row and its logits
+            state_bytes=self.scheduler.row_bytes + 4 * num_logits,
             retry_after=self._retry_after,
         )
         #: None if a trial found each row bitwise independent of the rows that are stepped with it, so that
         #: the same seed gives the same tokens under any load; otherwise what the trial found.
         self.dependence = dependence_of_rows(session, settings, self.scheduler.rows)
+        if self.dependence and not is_language:  # a control loop must not depend on other streams
+            self.scheduler.one_at_a_time = True
+            self.dependence = None
         self._changed = threading.Condition()
         self._commands: list[Callable[[], None]] = []  # for the engine's thread
         self._submitted: dict[Task, Running] = {}  # whose end was not delivered yet
@@ -99,13 +106,8 @@ class Engine:
 
     def taken(self, task: Task, count: int) -> None:
         """Notes that the client has taken so many answers more; one thread for each task."""
-        run = self._submitted.get(task)
-        if run is None:
-            return
-        run.taken += count
-        if run.paused and self.scheduler.may_resume(run):
-            with self._changed:
-                self._command(partial(self.scheduler.resume, run))
+        if run := self._submitted.get(task):
+            run.taken += count
 
     def stop(self, *, within: float) -> None:
         """Ends all tasks as `stopped`, with their states if they are kept, and admits no more.
@@ -126,13 +128,13 @@ class Engine:
 
     @property
     def prompts(self) -> int:
-        """How many rows are fed tokens of their tasks; the others that are used draw."""
+        """Number of rows that are fed tokens of their tasks; the others that are used draw."""
         rows = self.scheduler.rows
         return max(0, len(rows.runs) - rows.decoding)
 
     @property
     def waiting(self) -> int:
-        """How many tasks have no row, paused ones included."""
+        """Number of tasks without a row."""
         return max(0, len(self._submitted) - len(self.scheduler.rows.runs))
 
     def metrics(self) -> Iterator[tuple[str, str, float]]:
@@ -143,7 +145,6 @@ class Engine:
         used = decoding + self.prompts
         yield "num_requests_running", "Tasks that have a row.", used
         yield "num_requests_waiting", "Tasks that wait for a row.", self.waiting
-        yield "num_requests_paused", "Waiting tasks whose client reads nothing.", len(scheduler.paused)
         yield "rows", "Rows, which is how many streams advance at once.", rows
         yield "rows_decoding", "Rows that draw tokens.", decoding
         yield "rows_prompt", "Rows that are fed tokens.", used - decoding
@@ -220,7 +221,7 @@ class Engine:
             delivery = scheduler.delivery()
         # The answers go out when a next step, which does not need Python's lock, is about to begin. They go
         # out now if much happens before that step: rows may be moved while tasks wait for one, and if no row
-        # decodes, pieces of prompts are chosen, or there is no next step. So a server with a queue holds
+        # decodes, chunks of prompts are chosen, or there is no next step. So a server with a queue holds
         # nothing back.
         self._undelivered += delivery
         if not scheduler.rows.decoding or scheduler.queue.count:
@@ -258,7 +259,7 @@ def refuse_fixed_sizes(session: Session) -> None:
     spec = session.spec
     if spec is None or spec.fixed_rows is None:
         return
-    if spec.fixed_rows == 1 and spec.rule.segment > 1 and not spec.fixed_tokens:
+    if spec.language_model and spec.fixed_rows == 1 and spec.rule.segment > 1 and not spec.fixed_tokens:
         raise StreamError(
             f"this artefact was traced for exactly {spec.rule.segment} tokens, and a server draws one at a "
             f"time; trace it with tokens=(1, {spec.rule.segment}) too."
@@ -278,18 +279,22 @@ def dependence_of_rows(session: Session, settings: EngineSettings, rows: Rows) -
     """
     chance = np.random.default_rng(0)
     segment = session.rule.segment
-    whole_segments = session.spec is not None and "cuts" in session.spec.without
-    widths = {1, min(2, segment), piece_after(0, max(1, segment // 3), segment)[1], segment}
-    for width in {segment} if whole_segments else sorted(widths):
-        most = settings.rows if width == 1 else min(settings.rows, max(1, settings.prompt_tokens // width))
+    spec = session.spec
+    only_whole = spec is not None and ("cuts" in spec.without or (spec.fixed_rows and not spec.fixed_tokens))
+    widths = {1, min(2, segment), chunk_after(0, max(1, segment // 3), segment)[1], segment}
+    for width in {segment} if only_whole else sorted(widths):
+        decodes = width == 1 and is_language_model(session)
+        most = settings.rows if decodes else min(settings.rows, max(1, settings.prompt_tokens // width))
         most = min(most, session.most_rows(width))
         batches = [batch for batch in TRIAL_BATCHES if batch < most]
         if not batches:
             continue
-        tokens = chance.integers(session.vocab.size, size=(TRIAL_STEPS, most, width))
-        whole = _logits(session, tokens, rows.trial(most))
+        inputs = [_any_inputs(session, most, width, chance) for _ in range(TRIAL_STEPS)]
+        whole = _outputs(session, inputs, rows.trial(most))
         for batch in batches:
-            if not np.array_equal(_logits(session, tokens[:, :batch], rows.trial(batch)), whole[:, :batch]):
+            first = [{name: array[:batch] for name, array in each.items()} for each in inputs]
+            found = _outputs(session, first, rows.trial(batch))
+            if not all(np.array_equal(x, y[:batch]) for x, y in zip(found, whole, strict=True)):
                 return (
                     f"rows are not independent of each other with {session.computed_by}: {batch} of "
                     f"{most} rows that were fed {width} token(s) got other numbers than among all of "
@@ -298,6 +303,24 @@ def dependence_of_rows(session: Session, settings: EngineSettings, rows: Rows) -
     return None
 
 
-def _logits(session: Session, tokens: np.ndarray, memory: Memory) -> np.ndarray:
-    """The logits [S, B, V] of S steps of new streams in a memory, from their tokens [S, B, T]."""
-    return np.stack([session.predict(step, memory)[0] for step in tokens])
+def _any_inputs(session: Session, rows: int, width: int, chance: np.random.Generator) -> Arrays:
+    """Random inputs of a step; of a language model its tokens."""
+    if is_language_model(session):
+        return {"tokens": chance.integers(session.vocab.size, size=(rows, width))}
+    assert session.spec is not None, "only artefacts name their inputs"
+    inputs: Arrays = {}
+    for tensor in session.spec.signature[0][:-1]:  # the session adds the positions
+        sizes = tensor.sizes(batch=rows, tokens=width)
+        inputs[tensor.name] = (
+            chance.standard_normal(sizes, np.float32)
+            if tensor.ids is None
+            else chance.integers(tensor.ids, size=sizes)
+        )
+    return inputs
+
+
+def _outputs(session: Session, inputs: list[Arrays], memory: Memory) -> list[np.ndarray]:
+    """All outputs of steps of new streams in a memory; of a language model its logits."""
+    if is_language_model(session):
+        return [session.predict(each["tokens"], memory)[0] for each in inputs]
+    return [array for each in inputs for array in session.step(each, memory)[0].values()]

@@ -1,4 +1,4 @@
-"""What a row is asked to do, and what it answers."""
+"""What the engine is asked to do for one stream, and what it answers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from runtimes.contract.sampling import Sampler
 from xl_export.serve.core.state import StreamState
 
 # Why a task ended: the token that ends a document, a stop string, all tokens that were asked for, cancelled
-# by its client, stopped because the server stops, failed by a fault (see `Ended.error`).
+# by its client or because that reads nothing, stopped with the server, failed by a fault (see `Ended.error`).
 Reason = Literal["end", "stop", "length", "cancelled", "stopped", "failed"]
+Arrays: TypeAlias = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,23 +41,30 @@ class SamplingParams:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Task:
-    """The work of one row: feed tokens, then draw tokens. Tasks are compared by identity."""
+    """The work of one slot: feed tokens and then draw tokens, or compute one step of a model with named
+    inputs. Tasks are compared by identity.
+    """
 
-    #: int64 [N], fed first; how they are cut depends only on `N` and `segment`. It may be empty if `state`
-    #: has logits.
-    tokens: np.ndarray
-    #: Where the stream continues; None starts a text at position 0.
+    #: Token ids int64 [N], fed first; how they are cut depends only on `N` and `segment`. They may be empty
+    #: if `state` has logits.
+    tokens: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    #: Inputs [1, …] of a model with named inputs, as `runtimes.contract.checks.checked_inputs` returns them;
+    #: None for a language model.
+    inputs: Arrays | None = None
+    #: Stream to continue; None starts one at position 0.
     state: StreamState | None = None
     #: Whether log p of each fed token is wanted; it is unknown for the first token if `state` has no logits.
     score: bool = False
-    #: How many of the likeliest tokens are wanted with each log p.
+    #: Whether the logits after each fed token are wanted.
+    logits: bool = False
+    #: Number of likeliest tokens wanted with each log p.
     top: int = 0
-    #: None only feeds.
+    #: None draws no tokens.
     sampling: SamplingParams | None = None
     #: Whether the state at the end is wanted; then every drawn token is fed, the last one too.
     keep: bool = False
-    #: Whether a prefix of `tokens` may come from the prefix cache, and its snapshots be kept there; a state
-    #: or `score` excludes both.
+    #: Whether a prefix of `tokens` may come from the prefix cache, and its snapshots be kept there; a state,
+    #: `score` and `logits` exclude both.
     cached: bool = True
     #: Name of the API key; empty without keys.
     owner: str = ""
@@ -72,18 +80,20 @@ class Likeliest:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptFed:
-    """Some of the task's own tokens were fed, or found in the prefix cache: one piece if `Task.score`, and
-    otherwise all of them, or those that were fed before the task ended.
+    """Some of the task's own tokens were fed, or found in the prefix cache: one chunk if `Task.score`,
+    `Task.logits` or `Task.inputs`, and otherwise all of them, or those that were fed before the task ended.
     """
 
     #: Number of tokens fed.
     count: int
     #: Number of tokens found in the cache.
     cached: int = 0
-    #: float32 [count] in nats if `Task.score`, NaN for an unknown one; None otherwise.
+    #: Log-probabilities float32 [count] in nats if `Task.score`, NaN for an unknown one; None otherwise.
     log_probs: np.ndarray | None = None
-    #: If `Task.top`.
+    #: Alternatives to the fed tokens, if `Task.top`.
     likeliest: Likeliest | None = None
+    #: Outputs [1, …] of the step by name if `Task.inputs`, its logits [1, count, V] if `Task.logits`.
+    outputs: Arrays | None = field(default=None, repr=False)
 
 
 @dataclass(slots=True)  # freezing it would take half of the time that a token costs here
@@ -91,9 +101,9 @@ class TokenOut:
     """One drawn token, which does not change once it is delivered. It is not frozen, so it has no hash."""
 
     token: int
-    #: What it adds to the text, without what may become a stop string.
+    #: Text that the token adds, without what may become a stop string.
     text: str
-    #: Under the model at temperature 1 without bias, if `Task.score` or `Task.top`.
+    #: Log-probability at temperature 1 without bias, if `Task.score` or `Task.top`.
     log_prob: float | None = None
     likeliest: Likeliest | None = None
 
@@ -103,10 +113,10 @@ class Ended:
     """The last answer of every task, whatever happened."""
 
     reason: Reason
-    #: What was held back for a stop string.
+    #: Text that was held back for a stop string.
     text: str = ""
-    #: Of the stream after all tokens that the answers have reported, if `Task.keep`; for `cancelled` and
-    #: `stopped` too.
+    #: Stream after all tokens that the answers have reported, if `Task.keep`; for `cancelled` and `stopped`
+    #: too.
     state: StreamState | None = field(default=None, repr=False)
     #: One sentence, if the reason is `failed`, or the engine itself has cancelled.
     error: str = ""

@@ -50,13 +50,8 @@ class Driver:
                 self.at[task] += [scheduler.iterations] * len(new)
                 run = scheduler.runs.get(task)
                 if run and task not in self.slow:
-                    self.take(run)
+                    run.taken = run.sent
             self.check()
-
-    def take(self, run: Running) -> None:
-        run.taken = run.sent
-        if run.paused and self.scheduler.may_resume(run):
-            self.scheduler.resume(run)
 
     def run(self, *tasks: Task, most: int = 5000) -> None:
         """Submits tasks and iterates until everything has ended."""
@@ -73,10 +68,8 @@ class Driver:
         scheduler, rows = self.scheduler, self.scheduler.rows
         assert [run.row for run in rows.runs] == list(range(len(rows.runs)))
         assert 0 <= rows.decoding <= len(rows.runs) <= len(rows.runs) + rows.free
-        elsewhere = scheduler.queue.count + len(scheduler.paused)
-        assert len(scheduler.runs) == len(rows.runs) + elsewhere
+        assert len(scheduler.runs) == len(rows.runs) + scheduler.queue.count
         assert all(run.prompt_left == 0 for run in rows.runs[: rows.decoding])
-        assert scheduler.copies == sum(run.copied for run in scheduler.runs.values())
 
     def ended(self, task: Task) -> Ended:
         last = self.answers[task][-1]

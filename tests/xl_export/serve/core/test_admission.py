@@ -1,16 +1,12 @@
-"""What an engine accepts at once: tasks, states of streams, and copies for clients who read slowly."""
+"""What an engine accepts at once: tasks, and states of streams."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
 
-import numpy as np
 import pytest
 
-from runtimes.contract.session import Session
-from tests.xl_export.serve.core.driver import Driver
 from xl_export.serve.core.admission import Busy, EngineSettings, Places, StoppedError, TooManyError
-from xl_export.serve.core.task import SamplingParams, Task
 
 
 def test_rows_and_queue_are_places_until_a_request_has_ended() -> None:
@@ -48,26 +44,3 @@ def test_a_stopped_engine_accepts_nothing() -> None:
     places.closed = True
     with pytest.raises(StoppedError):
         places.refuse()
-
-
-def test_the_bytes_of_rows_that_were_given_up_are_bounded(session: Session) -> None:
-    """One copy is kept whatever its size; the next slow client loses its place, and keeps its stream."""
-    driver = Driver(session, rows=2, unread=4, state_bytes=1)
-    slow = [
-        Task(tokens=np.arange(3), keep=True, sampling=SamplingParams(max_tokens=50, seed=n)) for n in range(4)
-    ]
-    driver.slow.update(slow)
-    driver.submit(*slow)
-    driver.iterate(30)
-    scheduler = driver.scheduler
-    assert (len(scheduler.paused), scheduler.copies, scheduler.rows.free) == (1, 1, 2)
-    ends = [driver.ended(each) for each in slow if each not in scheduler.runs]
-    assert [end.reason for end in ends] == ["cancelled"] * 3
-    assert all("reads no answers" in end.error for end in ends)
-    assert [end.state.position for end in ends] == [3 + len(driver.tokens(each)) for each in slow[1:]]
-    driver.submit(other := Task(tokens=np.arange(3)))
-    driver.iterate(3)
-    assert driver.ended(other).reason == "length"
-    driver.cancel(slow[0])
-    driver.run()
-    assert scheduler.copies == 0

@@ -22,7 +22,7 @@ from tests.xl_export.tracing.modules import RULE, VOCAB, Gru, T
 from xl_export import trace
 from xl_export.serve.core.admission import EngineSettings
 from xl_export.serve.core.engine import Engine
-from xl_export.serve.core.running import JoinedRows, RowsInPlace, rows_of
+from xl_export.serve.core.rows import JoinedRows, RowsInPlace, rows_of
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import SamplingParams, Task
 from xl_export.serve.http.base.steps import StepEngine

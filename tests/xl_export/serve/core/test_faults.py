@@ -25,12 +25,11 @@ def reasons(clients: Clients, *tasks: Task) -> list[str]:
     return [clients.ends(task)[0].reason for task in tasks]
 
 
-def test_a_fault_ends_tasks_whose_clients_take_nothing_too(
+def test_a_fault_ends_every_task(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such a task would be paused with its last answers: its row must not be given up a second time."""
     clients = Clients()
-    engine = Engine(session, EngineSettings(rows=2, unread=0), deliver=clients.deliver)
+    engine = Engine(session, EngineSettings(rows=2), deliver=clients.deliver)
     feed, faults = engine.scheduler._feed, [MemoryError("out of memory")]
 
     def fails_once() -> None:  # when both rows have a task
@@ -53,7 +52,7 @@ def test_a_stream_that_cannot_be_copied_fails_alone(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clients = Clients()
-    settings = EngineSettings(rows=2, unread=10**9)  # a task that is paused would have to be copied too
+    settings = EngineSettings(rows=2, unread=10**9)
     engine = Engine(session, settings, deliver=clients.deliver)
     monkeypatch.setattr(engine.scheduler.rows, "taken_out", fails)
     engine.start()

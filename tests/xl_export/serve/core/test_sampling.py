@@ -11,7 +11,7 @@ from runtimes.base.logits import log_sum_exp
 from runtimes.contract.sampling import Sampler
 from tests.sampling import read_cases
 from xl_export.serve.core.running import Running
-from xl_export.serve.core.scheduler import RowSampler, likeliest, log_probs_of
+from xl_export.serve.core.sampling import RowSampler, likeliest, log_probs_of
 from xl_export.serve.core.task import SamplingParams, Task
 
 SESSION: Any = SimpleNamespace(

@@ -83,7 +83,7 @@ def test_random_cancellations_leave_no_trace_and_no_row_is_lost(
 ) -> None:
     count, rows = 300, 6
     chance = np.random.default_rng(count)
-    driver, cancelled = Driver(session, rows=rows, prompt_tokens=16, unread=40), 0
+    driver, cancelled = Driver(session, rows=rows, prompt_tokens=16), 0
     expected: dict[Task, list[object]] = {}
     while cancelled < count or driver.scheduler.runs:
         if cancelled < count and len(driver.scheduler.runs) < 3 * rows:

@@ -65,30 +65,18 @@ def test_a_prompt_is_reported_once(session: Session, cancelled: bool) -> None:
     assert not any(isinstance(answer, PromptFed) for answer in driver.answers[long][1:])
 
 
-def test_a_client_that_takes_nothing_pauses_its_task_alone(session: Session) -> None:
-    driver = Driver(session, rows=1, unread=10)
-    slow, other = drawing_task("a", 50, prompt=5), drawing_task("a", 30, prompt=4)
-    driver.submit(slow, other)
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_client_that_reads_nothing_loses_its_answer_and_no_other_does(session: Session, keep: bool) -> None:
+    driver = Driver(session, rows=2, unread=10)
+    slow, other = replace(drawing_task("a", 50, prompt=5), keep=keep), drawing_task("a", 30, prompt=4)
     driver.slow.add(slow)
-    driver.iterate(80)
-    assert len(driver.answers[slow]) == 11
+    driver.run(slow, other)
+    ended = driver.ended(slow)
+    assert (ended.reason, "has not read 10 answers" in ended.error) == ("cancelled", True)
+    assert len(driver.answers[slow]) == 12  # the fed prompt and ten tokens, and the end
+    if keep:  # the stream continues after all that was sent
+        assert ended.state.position == 5 + len(driver.tokens(slow))
     assert driver.ended(other).reason == "length"
-    assert (driver.scheduler.rows.free, len(driver.scheduler.paused)) == (1, 1)
-    assert not driver.scheduler.has_work
-    run = driver.scheduler.runs[slow]
-    run.taken = 5
-    assert not driver.scheduler.may_resume(run)
-    run.taken = 6
-    assert driver.scheduler.may_resume(run)
-    driver.scheduler.resume(run)
-    driver.iterate(30)
-    assert len(driver.answers[slow]) == 17
-    driver.slow.clear()
-    driver.take(run)
-    driver.run()
-    alone = Driver(session, rows=1)
-    alone.run(same := drawing_task("a", 50, prompt=5))
-    assert said(driver.answers[slow]) == said(alone.answers[same])
 
 
 def test_a_prefix_from_the_cache_changes_no_bit(session: Session) -> None:

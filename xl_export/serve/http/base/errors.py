@@ -128,6 +128,6 @@ def refuse_failure(ended: Ended) -> None:
     if ended.reason == "failed":
         raise RefusedError(ended.error or "the engine failed; see the log.", status=500, code="engine_failed")
     if ended.reason == "cancelled" and ended.error:  # by the engine, and not because the server stops
-        raise RefusedError(ended.error, status=503, code="no_room")
+        raise RefusedError(ended.error, status=503, code="not_read")
     if ended.reason in ("stopped", "cancelled"):
         raise StoppedError

@@ -80,8 +80,8 @@ class Mailbox(AsyncIterator[tuple[Task, Answer]]):
                 ...
 
     The iteration ends with the last answer of the last task. Leaving the block cancels tasks that have not
-    ended. The engine pauses a task whose answers are not taken (`EngineSettings.unread`), so a request that
-    waits for its client holds only a few answers.
+    ended. The engine ends a task with too many answers that were not taken (`EngineSettings.unread`), so a
+    request that waits for its client holds few answers.
     """
 
     def __init__(self, engine: Engine, boxes: dict[Task, Mailbox], metrics: RequestMetrics) -> None:
