@@ -69,9 +69,9 @@ OLDEST_24 = (1, 25)
 class OrtSession(GraphSession):
     """The session protocol (see `runtimes.contract.session.Session`) over one artefact's step graph.
 
-    library: the file of the fused operator, where the graph uses it. contents: of the graph and its weights,
-    by file name, if they were read and verified already. The session keeps the weights and computes with
-    these very bytes.
+    library: the file of the fused operator, if the graph uses it. contents: of the graph and its weights, by
+    file name, if they were read and verified already; otherwise this process has just written the files. The
+    session keeps the weights and computes with these very bytes.
     """
 
     def __init__(
@@ -150,6 +150,8 @@ class OrtSession(GraphSession):
         """The same for an artefact that is being read by `read_artefact`."""
         library = chosen_library(spec, kernel)
         graph = folder / (FUSED if library else spec.graph_file)
+        for name in {graph.name, *spec.token_graphs.values()}:
+            refuse_foreign(spec, folder / name, contents[name])
         return cls(
             spec, vocab_of(spec, folder, contents), graph, threads=threads, library=library, contents=contents
         )
@@ -309,10 +311,9 @@ def load_graph(
     """ONNX Runtime's session over the bytes of a graph and of its weights, its tensors those of the spec.
 
     options, providers: of the session; `options` is changed. tokens: of a graph of fixed sizes that is not
-    for whole segments. Raises ArtefactError for a graph that refers to other files or is not the spec's, and
-    whatever ONNX Runtime raises.
+    for whole segments. Raises ArtefactError for a graph that is not the spec's, and whatever ONNX Runtime
+    raises. `refuse_foreign` comes first for a graph that this process did not write.
     """
-    refuse_foreign(spec, graph, contents[graph.name])
     in_layers = tokens is None and LAYER in bytes(contents[graph.name])
     options.add_session_config_entry(SPIN, str(UNTIL_NEXT if in_layers else MOST_SPIN))
     # Otherwise ONNX Runtime would tell the format from the first bytes.

@@ -25,7 +25,7 @@ from runtimes.contract.tensors import POSITIONS
 from runtimes.contract.vocabulary import Vocab
 from runtimes.sessions import fused_cpu
 from runtimes.sessions.graph import GraphSession, Positions
-from runtimes.sessions.onnx_runtime import import_onnxruntime, vocab_of
+from runtimes.sessions.onnx_runtime import import_onnxruntime, refuse_foreign, vocab_of
 from runtimes.sessions.ort_gpu import provider
 from runtimes.sessions.ort_gpu.loading import Contents, Loader
 from runtimes.sessions.ort_gpu.stream import Stream
@@ -136,6 +136,7 @@ class OrtGpuSession(GraphSession):
             if library is None:
                 say_once(f"{CUDA_GRAPH} is not used: its library is not built; run `xl-export fused-kernel`")
         graph = folder / (CUDA_GRAPH if library else GRAPH)
+        refuse_foreign(spec, graph, contents[graph.name])
         vocab = vocab_of(spec, folder, contents)
         return cls(spec, vocab, graph, contents, device=device, threads=threads, library=library)
 

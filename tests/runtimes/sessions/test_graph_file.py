@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,9 +13,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from runtimes import open_session
 from runtimes.base.errors import ArtefactError
-from runtimes.contract.spec import FUSED, GRAPH, WEIGHTS
+from runtimes.contract.spec import FUSED, GRAPH, SPEC, WEIGHTS
+from runtimes.sessions import fused_cpu
 from runtimes.sessions.graph_file import refuse_foreign_graph
+from tests import host_gpu
+from tests.sealing import sealed
 
 X, Y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in "xy")
 BRANCH = helper.make_tensor_value_info("z", TensorProto.FLOAT, [4])
@@ -132,3 +138,21 @@ def test_compiled_code_is_refused() -> None:
     )
     with pytest.raises(ArtefactError, match="has an EPContext operator, which holds compiled code"):
         refuse_foreign_graph(model([node]), name="step.onnx", files=[])
+
+
+@pytest.mark.parametrize(("file", "device"), [(GRAPH, "cpu"), (GRAPH, "cuda"), (FUSED, "cpu")])
+def test_a_foreign_graph_is_refused_when_it_is_opened(
+    file: str, device: str, artefacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By every session; what an export has just written is not looked into."""
+    host_gpu.install(monkeypatch)
+    library = tmp_path / "library.so"
+    monkeypatch.setattr(fused_cpu, "built", lambda: library if file == FUSED else None)
+    folder = Path(shutil.copytree(artefacts["ring"], tmp_path / "artefact"))
+    graph = onnx.load(folder / file, load_external_data=False)
+    graph.graph.node.append(helper.make_node("Loop", [], ["never"]))
+    (folder / file).write_bytes(graph.SerializeToString())
+    document = json.loads((folder / SPEC).read_text())
+    (folder / SPEC).write_bytes(sealed(document, folder, file))
+    with pytest.raises(ArtefactError, match=rf"{file} has a Loop operator"):
+        open_session(folder, device=device, threads=1)
