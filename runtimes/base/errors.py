@@ -7,18 +7,8 @@ prints it without a traceback and ends with exit code 2.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
-
-OF_CPUS = (
-    ", with `--extra-index-url https://download.pytorch.org/whl/cpu` on a machine without an NVIDIA GPU, or "
-    "pip takes gigabytes of CUDA"
-)
-
-
-WITH_PYTORCH = {"train", "export", "demo"}  # the extras of xl-export that install it
 
 
 class UserError(ValueError):
@@ -61,8 +51,10 @@ def of_library(error: BaseException) -> bool:
 
 
 def install(extras: str) -> str:
-    """The command that installs extras of this package, which no index has: it needs a checkout."""
-    return f"`pip install '.[{extras}]'` in the checkout of xl-export"
+    """The command that installs the missing packages of some extras of xl-export, such as `cpu,export`."""
+    from runtimes.base.extras import command  # reads the metadata of packages, which takes time
+
+    return command(extras)
 
 
 @contextmanager
@@ -74,27 +66,17 @@ def needs(extras: str, *packages: str) -> Iterator[None]:
     extras: the extras of xl-export that install them. Any other ImportError is a bug of this project and
     passes unchanged.
     """
-    command = f"run {install(extras)}"
     try:
         yield
     except (ImportError, OSError) as error:  # OSError: PyTorch, if a library that it needs is missing
         if (package := absent(error)) in packages:
-            brings_pytorch = WITH_PYTORCH & set(extras.split(",")) and not _is_installed("torch")
-            smaller = OF_CPUS if brings_pytorch and sys.platform == "linux" else ""
             raise MissingPackageError(
-                f"{package} is not installed and this step needs it; {command}{smaller}."
+                f"{package} is not installed and this step needs it; run {install(extras)}."
             ) from error
         package = broken(error, packages)
         if package is None:
             raise
-        raise broken_error(package, error, install=command) from error
-
-
-def _is_installed(package: str) -> bool:
-    """Whether a package can be found; it is not imported."""
-    if package in sys.modules:
-        return sys.modules[package] is not None
-    return find_spec(package) is not None
+        raise broken_error(package, error, install=f"run {install(extras)}") from error
 
 
 def absent(error: BaseException) -> str | None:

@@ -89,8 +89,8 @@ def load_onnxruntime() -> ModuleType:
     except (ImportError, OSError) as error:
         if absent(error) == "onnxruntime":
             raise MissingPackageError(
-                f"ONNX Runtime is not installed; run {install('cpu')}, or with [gpu] on a machine with an "
-                "NVIDIA GPU."
+                f"ONNX Runtime is not installed; run {install('cpu')}, or {install('gpu')} on a machine with "
+                "an NVIDIA GPU."
             ) from error
         raise broken_error("onnxruntime", error, install="run `pip install -U onnxruntime`") from error
 

@@ -24,7 +24,6 @@ from runtimes.sessions.tensorrt.device_memory import Cuda
 from runtimes.sessions.tensorrt.module import load_tensorrt
 
 Folders = Literal["artefacts", "engines", "runs"]
-TRAIN_PACKAGE = install("train")
 BEST_FIRST: tuple[Kind, ...] = ("cuda", "mps", "cpu")  # devices of runs
 
 
@@ -129,12 +128,13 @@ def _named(gpus: Iterable[Gpu]) -> str:
 
 def _torch(kind: Kind) -> str:
     if find_spec("torch") is None:
-        raise MissingPackageError(f"PyTorch is not installed; run {TRAIN_PACKAGE}.")
+        raise MissingPackageError(f"PyTorch is not installed; run {install('train')}.")
     try:
         torch = import_module("torch")
     except (ImportError, OSError) as error:
         raise MissingPackageError(
-            f"PyTorch is installed and could not be loaded ({first_line(error):.200}); run {TRAIN_PACKAGE}."
+            f"PyTorch is installed and could not be loaded ({first_line(error):.200}); run "
+            f"{install('train')}."
         ) from error
     name = f"PyTorch {torch.__version__}"
     if kind == "cpu":

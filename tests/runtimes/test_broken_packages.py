@@ -48,8 +48,8 @@ def told(package: str, how: str, *arguments: object, folder: Path) -> str:
     ("package", "how", "advice"),
     [
         ("onnxruntime", "compiled", "pip install -U onnxruntime"),
-        ("torch", "dependency", "'.[train]'"),
-        ("tensorrt", "library", "'.[tensorrt]'"),
+        ("torch", "dependency", "pip install -U 'torch>=2.6' 'safetensors"),
+        ("tensorrt", "library", "'tensorrt>=10.15'"),
     ],
 )
 def test_a_broken_package_is_named_with_the_reason(
@@ -85,7 +85,7 @@ def test_a_missing_pytorch_is_named_with_its_smaller_download(
             import onnx_ir  # noqa: F401
         return str(caught.value)
 
-    hint = "'.[demo]'` in the checkout of xl-export, with `--extra-index-url https://download.pytorch.org/whl/cpu`"
+    hint = "'torch>=2.6'`, with `--extra-index-url https://download.pytorch.org/whl/cpu`"
     monkeypatch.setitem(sys.modules, "onnx_ir", None)
     assert "pytorch.org" not in sentence("demo", "onnx_ir")  # it is installed already
     monkeypatch.setitem(sys.modules, "torch", None)

@@ -72,8 +72,8 @@ def read_variables(prefix: Path) -> Mapping[str, Tensor]:
     if PathFinder.find_spec("tensorflow", _module_path()) is None:
         raise MissingPackageError(
             f"{prefix} is a TensorFlow checkpoint and TensorFlow is not installed; run "
-            f"{install('tensorflow')}, "
-            "or make an .npz file of it on another machine with the lines in `xl-export import --help`."
+            f"{install('tensorflow')}, or make an .npz file of it on another machine "
+            "with the lines in `xl-export import --help`."
         )
     size = sum(path.stat().st_size for path in files_of(prefix).values() if path.is_file())
     with tempfile.TemporaryDirectory() as scratch:

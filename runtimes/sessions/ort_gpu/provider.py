@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from runtimes.contract.engine import Gpu
 
 LIBRARY = "libonnxruntime_providers_cuda.so"  # in ONNX Runtime's package
-INSTALL_GPU = "`pip uninstall -y onnxruntime onnxruntime-gpu`, and then " + install("gpu")
 INSTALL_DRIVER = "install the driver of this machine's GPU"
 INSTALL_LIBRARIES = "run `pip install 'onnxruntime-gpu[cuda,cudnn]'`"
 
@@ -139,8 +138,12 @@ def fault_of_both() -> str | None:
         return None
     return (
         "onnxruntime and onnxruntime-gpu are both installed, and each overwrites files of the other; run "
-        f"{INSTALL_GPU}"
+        f"{_install_gpu()}"
     )
+
+
+def _install_gpu() -> str:
+    return f"`pip uninstall -y onnxruntime onnxruntime-gpu`, and then {install('gpu')}"
 
 
 def _sentence(device: Device, fault: str) -> str:
@@ -151,8 +154,8 @@ def _not_in_package(ort: Any) -> str:
     if fault := fault_of_both():
         return fault
     if driver := ask_driver().fault:  # who has no GPU should read that before downloading the package
-        return f"{driver}; {INSTALL_DRIVER}, and then run {INSTALL_GPU}"
-    return f"the installed onnxruntime {ort.__version__} is built without CUDA; run {INSTALL_GPU}"
+        return f"{driver}; {INSTALL_DRIVER}, and then run {_install_gpu()}"
+    return f"the installed onnxruntime {ort.__version__} is built without CUDA; run {_install_gpu()}"
 
 
 def _fault_of_driver(ort: Any) -> str | None:

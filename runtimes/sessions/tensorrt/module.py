@@ -9,10 +9,6 @@ from typing import Any
 from runtimes.base.errors import MissingPackageError, absent, broken_error, install
 from runtimes.contract.engine import NAMES, PACKAGES, Flavour
 
-INSTALL: dict[Flavour, str] = {
-    "tensorrt": install("tensorrt") + ", or on Jetson `apt install python3-libnvinfer`",
-    "rtx": install("tensorrt-rtx"),
-}
 # The first TensorRT that writes memory in place, and in which a node says whether its plugin or its function
 # body is used. The ONNX Attention operator came in 10.14.
 OLDEST = (10, 15)
@@ -28,17 +24,23 @@ def load_tensorrt(flavour: Flavour) -> Any:
         trt = import_module(package)
     except (ImportError, OSError) as error:  # OSError: bindings whose library cannot be loaded
         if absent(error) != package:
-            raise broken_error(name, error, install=f"run {INSTALL[flavour]}") from error
+            raise broken_error(name, error, install=f"run {_install(flavour)}") from error
         raise MissingPackageError(
-            f"{name} is not installed and this step needs it; run {INSTALL[flavour]}."
+            f"{name} is not installed and this step needs it; run {_install(flavour)}."
         ) from error
     if flavour == "tensorrt" and tuple(int(part) for part in trt.__version__.split(".")[:2]) < OLDEST:
         raise MissingPackageError(
             f"TensorRT {trt.__version__} is installed and {'.'.join(map(str, OLDEST))} or newer is needed; "
-            f"run {INSTALL[flavour]}; on a Jetson that is JetPack 7.2.2 or newer, and on JetPack 6 run the "
+            f"run {_install(flavour)}; on a Jetson that is JetPack 7.2.2 or newer, and on JetPack 6 run the "
             "artefact with ONNX Runtime."
         )
     return trt
+
+
+def _install(flavour: Flavour) -> str:
+    if flavour == "rtx":
+        return install("tensorrt-rtx")
+    return install("tensorrt") + ", or on Jetson `apt install python3-libnvinfer`"
 
 
 def fresh_log(trt: Any) -> Any:

@@ -231,7 +231,7 @@ def test_threads_are_refused(engine: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("blocked", "advice"), [("tensorrt", r"\.\[tensorrt\]"), ("cuda.bindings.runtime", "cuda-bindings")]
+    ("blocked", "advice"), [("tensorrt", "tensorrt>=10.15"), ("cuda.bindings.runtime", "cuda-bindings")]
 )
 def test_a_missing_package_is_named(
     monkeypatch: pytest.MonkeyPatch, engine: Path, blocked: str, advice: str

@@ -159,7 +159,7 @@ def test_without_tensorflow_the_extra_and_the_other_way_are_named(
     refused(
         xl("import", write(tmp_path, {}), "--describe"),
         "is a TensorFlow checkpoint and TensorFlow is not installed",
-        "pip install '.[tensorflow]'",
+        "'tensorflow>=2.13'`",
         "make an .npz file of it",
     )
 
