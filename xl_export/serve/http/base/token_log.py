@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -33,20 +34,20 @@ class TokenTexts:
         return decode(token)
 
 
-class LoggedToken(NamedTuple):
-    """One token of a text."""
+class Tokens(NamedTuple):
+    """Some tokens of a text that follow each other: lists with an item for each."""
 
-    id: int
-    #: What it adds to the text; empty if it completes no character.
-    text: str
-    #: Number of characters of the text before it.
-    offset: int
+    ids: list[int]
+    #: Text that each token adds; empty if it completes no character.
+    texts: list[str]
     #: In nats; None if it is not known, as for the first token of a text.
-    log_prob: float | None
-    #: Ids and log-probabilities of the likeliest tokens at its place, in descending order.
-    likeliest: list[tuple[int, float]]
-    #: The token before it; `TokenTexts.after` gives the texts of others at its place.
-    last: int | None
+    log_probs: list[float | None]
+    #: Ids and log-probabilities of the likeliest tokens at each place, in descending order.
+    likeliest: list[list[tuple[int, float]]]
+    #: The token before the first one.
+    before: int | None
+    #: Number of characters of the text before the first one.
+    offset: int
 
 
 class TokenLog:
@@ -67,7 +68,7 @@ class TokenLog:
         else:
             for token in context:
                 self._decode(token)
-        self._last: int | None = context[-1] if context else None
+        self._before: int | None = context[-1] if context else None
         self._noted: list[tuple[np.ndarray, np.ndarray, Likeliest | None]] = []
         #: Sum of the known log-probabilities, in nats.
         self.total = 0.0
@@ -92,28 +93,30 @@ class TokenLog:
             self.total += drawn.log_prob
             self.known += 1
 
-    def take(self, *, at_end: bool = False) -> list[LoggedToken]:
+    def take(self, *, at_end: bool = False) -> Tokens:
         """The tokens that were added since the last call. at_end: whether the text ends with them; then the
         last one gets what is left of it, such as half a character.
         """
-        noted = self._noted
+        found = Tokens([], [], [], [], self._before, self._offset)
+        for tokens, log_probs, likeliest in self._noted:
+            found.ids.extend(tokens.tolist())
+            found.log_probs.extend([None if x != x else x for x in log_probs.tolist()])
+            if self._top and likeliest is not None:
+                found.likeliest.extend(_pairs(likeliest, self._top))
+            else:
+                found.likeliest.extend([[]] * len(tokens))
+        found.texts.extend(map(self._decode, found.ids))
         self._noted = []
-        found = [
-            self._logged(token, log_prob, likeliest, place)
-            for tokens, log_probs, likeliest in noted
-            for place, (token, log_prob) in enumerate(zip(tokens.tolist(), log_probs.tolist(), strict=True))
-        ]
-        if found and at_end:
-            found[-1] = found[-1]._replace(text=found[-1].text + self._decode.rest())
+        self._offset += sum(map(len, found.texts))
+        self._before = found.ids[-1] if found.ids else self._before
+        if found.ids and at_end:
+            found.texts[-1] += self._decode.rest()
         return found
 
-    def _logged(self, token: int, log_prob: float, likeliest: Likeliest | None, place: int) -> LoggedToken:
-        known = None if math.isnan(log_prob) else log_prob
-        others: list[tuple[int, float]] = []
-        if known is not None and self._top and likeliest is not None:
-            ids = likeliest.ids[place, : self._top].tolist()
-            others = list(zip(ids, likeliest.log_probs[place, : self._top].tolist(), strict=True))
-        logged = LoggedToken(token, self._decode(token), self._offset, known, others, self._last)
-        self._offset += len(logged.text)
-        self._last = token
-        return logged
+
+def _pairs(likeliest: Likeliest, top: int) -> Iterator[list[tuple[int, float]]]:
+    """Ids and log-probabilities at each place, none at a place with nothing before it."""
+    for ids, log_probs in zip(
+        likeliest.ids[:, :top].tolist(), likeliest.log_probs[:, :top].tolist(), strict=True
+    ):
+        yield [] if log_probs[0] != log_probs[0] else list(zip(ids, log_probs, strict=True))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -22,7 +23,7 @@ from xl_export.serve.http.base.errors import RefusedError, refuse_failure
 from xl_export.serve.http.base.exchange import Exchange, event, of_json
 from xl_export.serve.http.base.mailbox import Mailbox
 from xl_export.serve.http.base.server import Model
-from xl_export.serve.http.base.token_log import LoggedToken, TokenLog, TokenTexts
+from xl_export.serve.http.base.token_log import TokenLog, Tokens, TokenTexts
 from xl_export.serve.http.base.workers import off_loop, size_of_tokens
 from xl_export.serve.http.openai.plan import CompletionBody, Plan, plan_of
 
@@ -72,6 +73,15 @@ class TokenLogProbs(msgspec.Struct, kw_only=True):
         doc("The likeliest tokens at each place and the token itself, by text, or else token_id:N."),
     ]
     text_offset: Annotated[list[int], doc("Where each token begins in the text.")]
+
+    def followed_by(self, rest: TokenLogProbs) -> TokenLogProbs:
+        """These tokens, and then others."""
+        return TokenLogProbs(
+            tokens=self.tokens + rest.tokens,
+            token_logprobs=self.token_logprobs + rest.token_logprobs,
+            top_logprobs=self.top_logprobs + rest.top_logprobs,
+            text_offset=self.text_offset + rest.text_offset,
+        )
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
@@ -153,9 +163,9 @@ class _Prompt:
         self.fed += fed.count
 
     @cached_property
-    def logged(self) -> list[LoggedToken]:
+    def logged(self) -> Tokens | None:
         """All of its tokens, once they were fed."""
-        return [] if self.log is None else self.log.take(at_end=True)
+        return None if self.log is None else self.log.take(at_end=True)
 
 
 @dataclass(eq=False)
@@ -339,7 +349,7 @@ class Completion:
 
     def _repeated(self, choice: _Choice) -> bytes:
         prompt = choice.prompt
-        return self._event(choice, prompt.text, None if prompt.log is None else prompt.logged)
+        return self._event(choice, prompt.text, prompt.logged)
 
     def _draw(self, choice: _Choice, drawn: TokenOut) -> None:
         choice.tokens += 1
@@ -366,8 +376,10 @@ class Completion:
 
     # What is sent.
 
-    def _event(self, choice: _Choice, text: str, tokens: Sequence[LoggedToken] | None = None) -> bytes:
-        one = self._choice(choice.index, text, tokens, choice)
+    def _event(self, choice: _Choice, text: str, tokens: Tokens | None = None) -> bytes:
+        one = CompletionChoice(
+            index=choice.index, text=text, logprobs=self._log_probs(tokens), finish_reason=choice.reason
+        )
         usage: Usage | UnsetType | None = UNSET
         if self._plan.each_usage:
             usage = self._usage()
@@ -384,18 +396,21 @@ class Completion:
             if plan.best_of > plan.n:
                 choices = sorted(choices, key=lambda choice: -choice.mean_log_prob)[: plan.n]
             for choice in choices:
-                logged = [] if choice.log is None else choice.log.take(at_end=True)
+                log_probs = self._log_probs(choice.log.take(at_end=True) if choice.log else None)
+                if (before := self._log_probs(prompt.logged)) and log_probs:
+                    log_probs = before.followed_by(log_probs)
                 text = prompt.text + "".join(choice.parts)
-                found.append(self._choice(len(found), text, [*prompt.logged, *logged], choice))
+                found.append(
+                    CompletionChoice(
+                        index=len(found), text=text, logprobs=log_probs, finish_reason=choice.reason
+                    )
+                )
         return msgspec.json.encode(Completions(**self._facts, choices=found, usage=self._usage()))
 
-    def _choice(
-        self, index: int, text: str, tokens: Sequence[LoggedToken] | None, choice: _Choice
-    ) -> CompletionChoice:
-        log_probs = None
-        if tokens is not None and self._plan.log_probs is not None:
-            log_probs = log_probs_of(tokens, self._model.texts, as_ids=self._plan.as_ids)
-        return CompletionChoice(index=index, text=text, logprobs=log_probs, finish_reason=choice.reason)
+    def _log_probs(self, tokens: Tokens | None) -> TokenLogProbs | None:
+        if tokens is None or self._plan.log_probs is None:
+            return None
+        return log_probs_of(tokens, self._model.texts, as_ids=self._plan.as_ids)
 
     def _log(self, before: np.ndarray, offset: int) -> TokenLog:
         top = self._plan.log_probs or 0
@@ -410,31 +425,37 @@ class Completion:
         return sum([choice.tokens for choice in self._choices])
 
 
-def log_probs_of(tokens: Sequence[LoggedToken], texts: TokenTexts, *, as_ids: bool) -> TokenLogProbs:
+def log_probs_of(tokens: Tokens, texts: TokenTexts, *, as_ids: bool) -> TokenLogProbs:
     """Tokens in OpenAI's form. as_ids: whether each is named `token_id:N` instead of by its text.
 
     Clients look for a token among the likeliest, by its text or its number, to see whether it was the
     likeliest. So the token itself is always among them, with its own text and number. Another token with
     that text, or with the text of a likelier one, is named by its id.
     """
+    names = [""] * len(tokens.ids) if as_ids else tokens.texts
     tops: list[dict[str, float] | None] = []
-    for token in tokens:
-        if token.log_prob is None:
+    last = tokens.before
+    for token, text, log_prob, likeliest in zip(
+        tokens.ids, names, tokens.log_probs, tokens.likeliest, strict=True
+    ):
+        if log_prob is None:
             tops.append(None)
-            continue
-        own = _name(token.id, "" if as_ids else token.text)
-        named: dict[str, float] = {}
-        for other, value in token.likeliest:
-            if other != token.id:
-                name = _name(other, "" if as_ids else texts.after(token.last, other))
-                named[_name(other, "") if name == own or name in named else name] = value
-        named[own] = token.log_prob
-        tops.append(named)
+        else:
+            own = _name(token, text)
+            named: dict[str, float] = {}
+            for other, value in likeliest:
+                if other != token:
+                    name = _name(other, "" if as_ids else texts.after(last, other))
+                    named[_name(other, "") if name == own or name in named else name] = value
+            named[own] = log_prob
+            tops.append(named)
+        last = token
+    *offsets, _ = accumulate(map(len, tokens.texts), initial=tokens.offset)
     return TokenLogProbs(
-        tokens=[_name(token.id, "") if as_ids else token.text for token in tokens],
-        token_logprobs=[token.log_prob for token in tokens],
+        tokens=[_name(token, "") for token in tokens.ids] if as_ids else tokens.texts,
+        token_logprobs=tokens.log_probs,
         top_logprobs=tops,
-        text_offset=[token.offset for token in tokens],
+        text_offset=offsets,
     )
 
 

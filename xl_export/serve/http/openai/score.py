@@ -218,10 +218,11 @@ class Scoring:
         log = text.log
         each: list[ScoredToken] | UnsetType = UNSET
         if self._each:
+            tokens = log.take(at_end=True)
             each = [
-                ScoredToken(id=token.id, text=token.text, log_prob=token.log_prob)
-                for token in log.take(at_end=True)
-                if token.log_prob is not None
+                ScoredToken(id=token, text=piece, log_prob=log_prob)
+                for token, piece, log_prob in zip(tokens.ids, tokens.texts, tokens.log_probs, strict=True)
+                if log_prob is not None
             ]
         return TextScore(
             index=index,

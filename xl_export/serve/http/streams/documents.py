@@ -25,7 +25,7 @@ from xl_export.serve.http.base.limits import (
     refuse_long_answer,
     refuse_outside,
 )
-from xl_export.serve.http.base.token_log import LoggedToken, TokenLog, TokenTexts
+from xl_export.serve.http.base.token_log import TokenLog, TokenTexts
 from xl_export.serve.http.base.workers import off_loop, size_of_tokens
 from xl_export.serve.http.openai.plan import DEFAULT_TOKENS, MOST_LIKELIEST, SamplingFields
 from xl_export.serve.streams.index import Stream
@@ -357,23 +357,20 @@ class Report:
         return {"total_bits": _bits(self._log.total), "counted": self._log.known}
 
     def _fields(self, appended: int) -> dict[str, Any]:
-        logged = self._log.take()
-        fields: dict[str, Any] = {
-            "appended": appended,
-            "tokens": [token.id for token in logged],
-            "texts": [token.text for token in logged],
-        }
+        tokens = self._log.take()
+        fields: dict[str, Any] = {"appended": appended, "tokens": tokens.ids, "texts": tokens.texts}
         if self._surprisal:
-            fields["bits"] = [None if token.log_prob is None else _bits(token.log_prob) for token in logged]
+            fields["bits"] = [None if log_prob is None else _bits(log_prob) for log_prob in tokens.log_probs]
         if self._alternatives:
-            fields["likeliest"] = [self._likely(token) for token in logged]
+            fields["likeliest"] = [
+                [
+                    LikelyToken(token=other, text=self._texts.after(last, other), bits=_bits(log_prob))
+                    for other, log_prob in likeliest
+                ]
+                or None
+                for last, likeliest in zip([tokens.before, *tokens.ids], tokens.likeliest, strict=False)
+            ]
         return fields
-
-    def _likely(self, token: LoggedToken) -> list[LikelyToken] | None:
-        return [
-            LikelyToken(token=other, text=self._texts.after(token.last, other), bits=_bits(log_prob))
-            for other, log_prob in token.likeliest
-        ] or None
 
 
 def _bits(log_prob: float) -> float:
