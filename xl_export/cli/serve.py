@@ -15,7 +15,7 @@ from runtimes.cli.group import LongCommand
 from runtimes.cli.options import threads_option
 from runtimes.contract.device import Device
 
-PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client", "httptools")
+PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client")
 
 
 @click.command(

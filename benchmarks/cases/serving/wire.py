@@ -38,7 +38,7 @@ class Answer:
         self.done = False
         self._body = bytearray()
         self._has_events = False
-        import httptools  # of the server's packages
+        import httptools
 
         self._parser = httptools.HttpResponseParser(self)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import io
+import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,16 +18,13 @@ import pytest
 
 from runtimes.sessions.open import open_session
 from xl_export.serve.core.admission import EngineSettings
-from xl_export.serve.http.base.connection import CONNECTION
 from xl_export.serve.http.base.keys import Keys
 from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.base.server import Log, Server, Source
-from xl_export.serve.http.serving import Address, Web, serve
+from xl_export.serve.http.serving import Address, serve
 
 # A connection for each request. `httpx.post` would also read the certificates of the machine each time.
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-# Of a request without a connection.
-SCOPE = {"path": "/", "method": "GET", "headers": [], "extensions": {CONNECTION: None}}
 HTTP = httpx.Client(verify=False, trust_env=False, timeout=60, limits=LIMITS)
 
 
@@ -37,8 +35,9 @@ class Running:
     server: Server
     port: int
     log: io.StringIO = field(repr=False)
-    web: Web = field(repr=False)
     loop: asyncio.AbstractEventLoop = field(repr=False)
+    #: What a SIGTERM does.
+    stop: Callable[[], None] = field(repr=False)
 
     @property
     def at(self) -> str:
@@ -71,7 +70,23 @@ class Running:
     def end(self) -> None:
         """What a SIGTERM does; nothing where the server has ended."""
         with suppress(RuntimeError):
-            self.loop.call_soon_threadsafe(self.web.end)
+            self.loop.call_soon_threadsafe(self.stop)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Here(Address):
+    """A free port of this machine."""
+
+    port: int = 0
+    #: Bytes that the kernel takes from the server before it shows that a client reads nothing; by default
+    #: megabytes.
+    send_buffer: int | None = None
+
+    def bind(self) -> socket.socket:
+        listener = super().bind()
+        if self.send_buffer is not None:  # connections inherit it
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.send_buffer)
+        return listener
 
 
 @contextmanager
@@ -80,21 +95,22 @@ def running(
     *,
     limits: Limits | None = None,
     keys: Keys | None = None,
+    send_buffer: int | None = None,
     **options: Any,
 ) -> Iterator[Running]:
-    """While the block runs, the server answers. options: of `Server`."""
+    """While the block runs, the server answers. send_buffer: of `Here`. options: of `Server`."""
     log, began, found = io.StringIO(), threading.Event(), []
 
     async def run() -> None:
         server = Server(sources, limits=limits, keys=keys, log=Log(log), **options)
 
-        def ready(port: int, web: Web) -> None:
+        def ready(port: int, end: Callable[[], None]) -> None:
             loop = asyncio.get_running_loop()
-            found.append(Running(server=server, port=port, log=log, web=web, loop=loop))
+            found.append(Running(server=server, port=port, log=log, loop=loop, stop=end))
             began.set()
 
         try:
-            await serve(server, Address(port=0), ready=ready)
+            await serve(server, Here(send_buffer=send_buffer), ready=ready)
         finally:
             began.set()
 

@@ -32,10 +32,8 @@ def test_the_waits_of_an_end_fit_into_the_seconds_of_the_guide(
         monkeypatch.setattr(Engine, "stop", recorded("engine", Engine.stop))
         monkeypatch.setattr(StreamStore, "close", recorded("store", StreamStore.close))
         server.end()
-        connections = server.web.config.timeout_graceful_shutdown
     assert given["engine"] + given["store"] <= PROMISED  # one after the other, in a thread for each model
-    assert connections is not None
-    assert connections + serving.CUT <= PROMISED  # meanwhile
+    assert serving.LOOK + serving.GRACE <= PROMISED  # meanwhile
 
 
 def test_an_engine_whose_step_does_not_end_is_waited_for_no_longer(

@@ -230,8 +230,7 @@ def test_the_end_cuts_slow_bodies_and_the_log_stays_json(
 
 
 def test_stopping_does_not_wait_for_stalled_clients(artefacts: dict[str, Path]) -> None:
-    with running(sources(("m", artefacts["ring"]), rows=1, unread=1 << 20)) as server:
-        server.web.servers[0].sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
+    with running(sources(("m", artefacts["ring"]), rows=1, unread=1 << 20), send_buffer=8192) as server:
         still = connection(server)
         still.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         still.sendall(head(json.dumps({**LONG, "max_tokens": 100_000}).encode()))

@@ -5,21 +5,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Mapping
 from importlib.metadata import version
 
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
+from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from runtimes.base.errors import UserError
 from xl_export.serve.http import inference, page, status
 from xl_export.serve.http.base.endpoint import Endpoint, Endpoints, description
-from xl_export.serve.http.base.errors import ClientLeftError, RefusedError, refusal_of
+from xl_export.serve.http.base.errors import RefusedError, refusal_of
 from xl_export.serve.http.base.exchange import Exchange, json
+from xl_export.serve.http.base.keys import owner_of
 from xl_export.serve.http.base.server import Server
 from xl_export.serve.http.openai import completions, score, tokens
 from xl_export.serve.http.streams import routes as streams
 
 UNLOGGED = ("/health", "/ready", "/metrics")
+LEFT = 499  # the status in the log and in /metrics of a request whose client has left
 CHAT = "these models continue text and have learned no roles; send the text to /v1/completions"
 SCORE = "these models only continue and score text; /v1/score returns log-probabilities"
 # Parts of OpenAI's interface that do not apply to these models, and why.
@@ -48,37 +54,32 @@ DESCRIPTION = description(ENDPOINTS, version=version("xl-export"))
 
 
 class Application:
-    """What uvicorn calls for each request. Finds out whose request it is and which endpoint it asks for,
-    refuses strangers, and notes how the request ends.
-    """
+    """The ASGI application: refuses requests of other sites, routes the rest, and notes how each ends."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
+        self._router = Router(_routes(ENDPOINTS), redirect_slashes=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         server = self._server
-        exchange = Exchange(server, scope, receive, send)
-        wanted = _find(exchange)
+        exchange = scope["exchange"] = Exchange(server, scope, receive, send)
+        scope["app"] = self  # the router then raises HTTPException
         try:
-            self._admit(exchange, wanted)
-            if wanted.query or wanted.body is not None:
-                exchange.refuse_parameters(wanted.query)
-            if wanted.queued:
-                server.refuse_when_full()
-            body = [] if wanted.body is None else [await exchange.read(wanted.body, wanted.reads)]
-            with exchange.while_connected() if wanted.watched else contextlib.nullcontext():
-                answer = await wanted.handler(exchange, *body)
-                if answer is not None:  # otherwise it has sent the answer itself
-                    await answer(scope, receive, exchange.send)
+            with exchange.connection.answering():
+                _refuse_foreign(exchange.headers, server.hosts)
+                await self._router(scope, receive, exchange.send)
+        except HTTPException as error:
+            await exchange.refuse(_unknown(exchange, error))
         except (RefusedError, UserError) as error:
             await exchange.refuse(refusal_of(error))
-        except ClientLeftError:
-            exchange.status = 499
-        except asyncio.CancelledError:  # uvicorn waits no longer for what is open when the server ends
-            if not server.stopping:
+        except ClientDisconnect:
+            exchange.status = LEFT
+        except asyncio.CancelledError:
+            if exchange.connection.lost or server.stopping:  # uvicorn cancels what is open when it ends
+                exchange.status = LEFT
+                await exchange.cut()
+            else:
                 raise
-            exchange.status = 499
-            exchange.cut()
         except Exception as error:
             server.log.fault("fault", error, id=exchange.id, path=exchange.path)
             if exchange.status:  # a cut answer shows the client that it is not whole
@@ -86,9 +87,8 @@ class Application:
             sentence = f"the server failed to answer the request {exchange.id}; its log says why."
             await exchange.refuse(RefusedError(sentence, status=500, code="fault"))
         finally:
-            exchange.stack.close()
-            server.answered[wanted.path, str(exchange.status or 499)] += 1
-            if wanted.path not in UNLOGGED:
+            server.answered[exchange.route, str(exchange.status or LEFT)] += 1
+            if exchange.route not in UNLOGGED:
                 server.log.event(
                     "request",
                     id=exchange.id,
@@ -100,23 +100,40 @@ class Application:
                     **exchange.note,
                 )
 
-    def _admit(self, exchange: Exchange, wanted: Endpoint) -> None:
-        """Raises RefusedError for a request that comes from elsewhere, has no key, or is one too many."""
-        server = self._server
-        _refuse_foreign(exchange.headers, server.hosts)
-        owner = "" if wanted.is_open else exchange.key_owner()
-        if owner is None:
-            raise RefusedError(
-                "the request has no valid API key; send it as `Authorization: Bearer KEY`.",
-                status=401,
-                code="invalid_api_key",
-            )
-        exchange.owner = owner
-        if not wanted.is_open:
-            exchange.stack.enter_context(server.requests.one("requests"))
+
+class Resource:
+    """The endpoints of one path, as an ASGI application."""
+
+    def __init__(self, methods: Mapping[str, Endpoint]) -> None:
+        self._methods = methods
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange: Exchange = scope["exchange"]
+        endpoint = self._methods["GET" if exchange.method == "HEAD" else exchange.method]
+        exchange.route = endpoint.path
+        server = exchange.server
+        if not endpoint.is_open:
+            exchange.owner = owner_of(exchange.headers, server.keys)
+        with contextlib.nullcontext() if endpoint.is_open else server.requests.one():
+            if endpoint.query or endpoint.body is not None:
+                _refuse_parameters(exchange, endpoint.query)
+            if endpoint.queued:
+                server.refuse_when_full()
+            body = [] if endpoint.body is None else [await exchange.read(endpoint.body, endpoint.reads)]
+            answer = await endpoint.handler(exchange, *body)
+            if answer is not None:  # otherwise the handler has sent the answer itself
+                await answer(scope, receive, send)
 
 
-def _refuse_foreign(headers: dict[str, str], hosts: frozenset[str] | None) -> None:
+def _routes(endpoints: Endpoints) -> list[Route]:
+    """A route for each path; those without variables come first."""
+    paths: dict[str, dict[str, Endpoint]] = {}
+    for each in sorted(endpoints, key=lambda endpoint: "{" in endpoint.path):
+        paths.setdefault(each.path, {})[each.method] = each
+    return [Route(path, Resource(methods), methods=list(methods)) for path, methods in paths.items()]
+
+
+def _refuse_foreign(headers: Mapping[str, str], hosts: frozenset[str] | None) -> None:
     """Raises RefusedError for a request that the page of another site has made in a browser on this machine.
 
     hosts: the names under which a server without keys is reached; None checks nothing.
@@ -143,34 +160,25 @@ def _refuse_foreign(headers: dict[str, str], hosts: frozenset[str] | None) -> No
         )
 
 
-def _find(exchange: Exchange) -> Endpoint:
-    """The endpoint that a request asks for, after its variables were noted; or one that refuses a path or a
-    method that does not exist.
-    """
+def _refuse_parameters(exchange: Exchange, known: tuple[str, ...]) -> None:
+    """Raises RefusedError for a query parameter that is not known: what it asks for would not be done."""
+    for name in exchange.query_params:
+        if name not in known:
+            expected = ", ".join([*known, "or none"]) if known else "none, since fields go into the body"
+            raise RefusedError(
+                f"the query parameter {name!r:.60} is not known here; expected {expected}.", param=name[:60]
+            )
+
+
+def _unknown(exchange: Exchange, error: HTTPException) -> RefusedError:
+    """The refusal of a path or a method that does not exist."""
     path = exchange.path
-    method = "GET" if exchange.method == "HEAD" else exchange.method
-    found = []
-    for each in ENDPOINTS:
-        if match := each.pattern.fullmatch(path):
-            if each.method == method:
-                exchange.params = match.groupdict()
-                return each
-            found.append(each)
-    known = "other"  # requests are counted by the path of an endpoint, so that strangers cannot add paths
-    if found:
-        known = min((each.path for each in found), key=lambda path: "{" in path)
-        methods = {each.method for each in found if each.path == known}
-        allowed = sorted(methods | ({"HEAD"} if "GET" in methods else set()))
-        sentence = f"{path} does not answer {method}; send {' or '.join(allowed)}."
-        refusal = RefusedError(sentence, status=405, allow=", ".join(allowed))
-    elif path in UNSERVED:
-        sentence = f"{path} is not served: {UNSERVED[path]}."
-        refusal = RefusedError(sentence, status=404, code="not_served")
-    else:
-        sentence = f"there is nothing at {path!r:.200}; see /openapi.json for what there is."
-        refusal = RefusedError(sentence, status=404)
-
-    async def refuse(exchange: Exchange) -> Response:
-        raise refusal
-
-    return Endpoint(method=method, path=known, handler=refuse, watched=False)
+    if error.status_code == 405:
+        allowed = sorted((error.headers or {})["Allow"].split(", "))
+        sentence = f"{path} does not answer {exchange.method}; send {' or '.join(allowed)}."
+        return RefusedError(sentence, status=405, allow=", ".join(allowed))
+    if path in UNSERVED:
+        return RefusedError(f"{path} is not served: {UNSERVED[path]}.", status=404, code="not_served")
+    return RefusedError(
+        f"there is nothing at {path!r:.200}; see /openapi.json for what there is.", status=404
+    )

@@ -224,7 +224,7 @@ async def server(exchange: Exchange) -> Response:
 @ENDPOINTS.add("GET", MODEL, VERSION, answer=ModelMetadata, refused=(400, 404, 503))
 async def metadata(exchange: Exchange) -> Response:
     """The inputs and outputs of a model with named inputs."""
-    model = exchange.server.model(exchange.params["name"])
+    model = exchange.server.model(exchange.path_params["name"])
     spec = model.steps.spec
     inputs, outputs = (
         [_tensor(spec, tensor) for tensor in tensors if tensor.name != POSITIONS]
@@ -244,7 +244,7 @@ async def metadata(exchange: Exchange) -> Response:
 )
 async def model_ready(exchange: Exchange) -> Response:
     """Whether a model answers."""
-    model = exchange.server.model(exchange.params["name"])
+    model = exchange.server.model(exchange.path_params["name"])
     is_ready = model.engine.alive
     return json({"name": model.name, "ready": is_ready}, 200 if is_ready else 503)
 
@@ -261,7 +261,7 @@ async def model_ready(exchange: Exchange) -> Response:
 )
 async def infer(exchange: Exchange, body: InferBody) -> Response:
     """One step of a sequence."""
-    model = exchange.server.model(exchange.params["name"])
+    model = exchange.server.model(exchange.path_params["name"])
     inputs = {each.name: each.data for each in body.inputs}
     if len(inputs) < len(body.inputs):
         raise RefusedError("an input is given twice; give each once.", param="inputs")

@@ -38,10 +38,10 @@ async def index(exchange: Exchange) -> Response:
     return HTMLResponse(INTRODUCTION.sub("<title>xl-export</title>\n", document), headers=HEADERS)
 
 
-@ENDPOINTS.add("GET", "/page/{name}", is_open=True, watched=False, described=False)
+@ENDPOINTS.add("GET", "/page/{name}", is_open=True, described=False)
 async def part(exchange: Exchange) -> Response:
     """What the page loads."""
-    name = exchange.params["name"]
+    name = exchange.path_params["name"]
     if name not in FILES:
         raise RefusedError(f"the page has no file {name!r:.80}.", status=404)
     return FileResponse(FILES[name], media_type=TYPES[FILES[name].suffix], headers=HEADERS)

@@ -8,18 +8,19 @@ import logging
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from types import FrameType
+from functools import partial
 from typing import Any
 
 import uvicorn
 
 from runtimes.base.errors import ConfigError
 from xl_export.serve.http.app import Application
-from xl_export.serve.http.base.connection import Config
+from xl_export.serve.http.base.connection import Connection
 from xl_export.serve.http.base.limits import Limits
-from xl_export.serve.http.base.server import ON_SIGNAL, Log, Server
+from xl_export.serve.http.base.server import Log, Server
 
 try:
     import resource as _resource
@@ -29,7 +30,8 @@ except ImportError:  # no POSIX
 resource: Any = _resource
 
 GRACE = 4  # seconds from a signal until connections that are still open are cut
-CUT = 0.5  # seconds that cut connections have to end
+LOOK = 0.1  # seconds between two looks whether the server should end; uvicorn's own
+BACKLOG = 2048  # connections that the kernel holds until they are accepted
 KEEP_ALIVE = 65  # seconds that an idle connection is kept; more than the 60 of the usual proxies
 # Seconds that a thread which computes in Python lets others wait; 0.005 is Python's default. The event loop
 # waits so long a few times in each request while a long text is encoded or decoded.
@@ -39,7 +41,8 @@ EACH = 2  # open files of a connection: its socket, and a snapshot that is sent 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
-Ready = Callable[[int, "Web"], None]  # called with the port, and with what can end the server
+# Called with the port, and with a function that ends the server as a signal does.
+Ready = Callable[[int, Callable[[], None]], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,15 +58,18 @@ class Address:
         return self.host == "localhost" or self.host == "::1" or self.host.startswith("127.")
 
     def bind(self) -> socket.socket:
-        """A socket at that address, which does not listen yet; raises ConfigError if it is taken."""
+        """A socket that listens at that address; raises ConfigError if it is taken."""
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         listener = socket.socket(family)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            # Connections inherit it; asyncio sets it only on sockets whose protocol is named. Without it, an
-            # answer on a connection that is used again waits 40 ms for the client's acknowledgement.
+            # Connections inherit the options. SO_KEEPALIVE finds dead clients. asyncio sets TCP_NODELAY only
+            # on sockets whose protocol is named. Without it, an answer on a connection that is used again
+            # waits 40 ms for the client's acknowledgement.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             listener.bind((self.host, self.port))
+            listener.listen(BACKLOG)
         except OSError as error:
             listener.close()
             raise ConfigError(
@@ -77,7 +83,7 @@ class Address:
 async def serve(server: Server, address: Address, *, ready: Ready | None = None) -> None:
     """Opens the models and answers requests until SIGTERM or Ctrl-C; then every stream ends within seconds.
 
-    ready: called when requests are answered.
+    ready: called when clients can connect.
     """
     if not address.only_here and not server.keys:
         raise ConfigError(
@@ -90,75 +96,62 @@ async def serve(server: Server, address: Address, *, ready: Ready | None = None)
             await server.start()
             if not server.keys:
                 server.hosts = LOOPBACK | {f"[{address.host}]" if ":" in address.host else address.host}
-            web = Web(configured(server), server, ready)
-            await web.serve([listener])
+            connections: set[Connection] = set()
+            web = uvicorn.Server(configured(server, connections))
+            end = partial(setattr, web, "should_exit", True)
+            with _ended_by_signals(end):
+                if ready is not None:
+                    ready(listener.getsockname()[1], end)
+                serving = asyncio.ensure_future(web.serve([listener]))
+                while not (web.should_exit or serving.done()):
+                    await asyncio.sleep(LOOK)
+                # uvicorn waits for answers before it stops the application. So streams end now.
+                await asyncio.gather(server.stop(), serving)
+                for connection in list(connections):  # to clients that do not read
+                    connection.cut()
         finally:
             listener.close()
             await server.stop()
 
 
-def configured(server: Server) -> uvicorn.Config:
-    """The settings of uvicorn: no log of its own, our timeouts, no trust in headers of proxies."""
-    return Config(
+def configured(server: Server, connections: set[Connection]) -> uvicorn.Config:
+    """The settings of uvicorn: no log of its own, our limits, no trust in headers of proxies."""
+    return uvicorn.Config(
         Application(server),
-        server.limits,
+        http=partial(Connection, connections, server.limits),  # type: ignore[arg-type]
+        h11_max_incomplete_event_size=server.limits.header_bytes,
         lifespan="off",
         log_config=None,
         access_log=False,
         proxy_headers=False,
         server_header=False,
+        backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=GRACE,
         ws="none",
     )
 
 
-class Web(uvicorn.Server):
-    """uvicorn, which waits for streams before it stops the application. So the signal itself ends
-    them.
+@contextlib.contextmanager
+def _ended_by_signals(end: Callable[[], None]) -> Iterator[None]:
+    """While the block runs, signals call `end`. Only the main thread can handle them.
+
+    uvicorn handles SIGTERM and SIGINT itself, and raises them again when it has ended: then they end nothing.
+    A SIGHUP that is ignored, as under `nohup`, stays ignored.
     """
-
-    def __init__(self, config: uvicorn.Config, server: Server, ready: Ready | None) -> None:
-        super().__init__(config)
-        self._server = server
-        self._ready = ready
-        self._ending: asyncio.Task[None] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        self._loop = asyncio.get_running_loop()
-        # uvicorn does not handle it. It stays ignored under `nohup`. Not every loop or thread has handlers.
-        with contextlib.suppress(ValueError, RuntimeError, NotImplementedError, AttributeError):
-            if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-                self._loop.add_signal_handler(signal.SIGHUP, self.end)
-        await super().serve(sockets)
-        if self._ending is not None:
-            await self._ending
-        if self.server_state.tasks:  # they were cancelled; what they log at their end belongs to the log
-            await asyncio.wait(self.server_state.tasks, timeout=CUT)
-        for connection in list(self.server_state.connections):  # whose clients do not read
-            connection.transport.abort()
-        await asyncio.sleep(0)
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self._ready is not None:
-            self._ready(self.servers[0].sockets[0].getsockname()[1], self)
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        first = not self.should_exit
-        super().handle_exit(sig, frame)
-        # uvicorn would raise the signal again when all is done; the command ends by itself.
-        self._captured_signals.clear()
-        if first and self._loop is not None:
-            self._loop.call_soon_threadsafe(self.end)
-
-    def end(self) -> None:
-        """Ends every stream, and then the process stops serving."""
-        self.should_exit = True
-        if self._ending is None:
-            self._server.stopping = True
-            self._ending = asyncio.ensure_future(self._server.stop(ON_SIGNAL))
+    names = ("SIGTERM", "SIGINT", "SIGHUP")
+    signals = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    before = {each: signal.getsignal(each) for each in signals}
+    if threading.current_thread() is not threading.main_thread():
+        before = {}
+    handled = {each for each, handler in before.items() if handler is not signal.SIG_IGN}
+    for each in handled:
+        signal.signal(each, lambda *_: end())
+    try:
+        yield
+    finally:
+        for each in handled:
+            signal.signal(each, before[each])
 
 
 class LogHandler(logging.Handler):
@@ -227,7 +220,7 @@ def run(server: Server, address: Address, *, ready: Ready | None = None) -> None
     server.limits, files = fitted(server.limits)
     sys.setswitchinterval(SWITCH)
 
-    def began(port: int, web: Web) -> None:
+    def began(port: int, end: Callable[[], None]) -> None:
         connections = server.limits.connections
         server.log.event("limits", open_files=files, connections=connections)
         for model in server.models.values():
@@ -235,7 +228,7 @@ def run(server: Server, address: Address, *, ready: Ready | None = None) -> None
                 "serves", model=model.name, identity=model.session.identity, threads=model.threads
             )
         if ready is not None:
-            ready(port, web)
+            ready(port, end)
 
     try:
         from uvloop import run as run_loop

@@ -217,7 +217,7 @@ async def models(exchange: Exchange) -> Response:
 async def model(exchange: Exchange) -> Response:
     """One model."""
     server = exchange.server
-    return json(facts(server.model(exchange.params["name"]), server.limits.prompt_tokens))
+    return json(facts(server.model(exchange.path_params["name"]), server.limits.prompt_tokens))
 
 
 def facts(model: Model, prompt_tokens: int) -> ModelDocument:

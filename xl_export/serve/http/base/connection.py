@@ -1,181 +1,112 @@
-"""A connection of HTTP/1.1: bounds on heads and slow clients, and events that are written at once.
-
-This extends uvicorn's protocol class, which is not a public interface: pyproject.toml limits uvicorn's
-version. uvicorn has no public way to bound the head of a request, to end a connection, or to write without
-one coroutine for each event.
-"""
+"""A client's connection: uvicorn's own protocol, with limits of time that its options do not have."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import uvicorn
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from starlette.requests import ClientDisconnect
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from xl_export.serve.http.base.errors import ClientLeftError, RefusedError
 from xl_export.serve.http.base.limits import Limits
 
-CONNECTION = "xl_export.connection"  # the key of the `Wire` of a request in ASGI's `scope["extensions"]`
-PART = 1 << 14  # bytes that the parser is given at once
-LITTLE = 1 << 10  # bytes; so much may a head exceed its limit before that is noticed
-TOO_LARGE_HEAD = RefusedError(
-    "the head of the request, or of the chunks and trailers of its body, is too large, or has too many "
-    "headers; send fewer and shorter ones.",
-    status=431,
-    code="headers_too_large",
-    closes=True,
-)
-NOT_HTTP = RefusedError("the request is not HTTP/1.1; send one that is.", code="not_http", closes=True)
+CONNECTION = "connection"  # the key of the `Connection` in `scope["state"]` of ASGI
 
 
-class Config(uvicorn.Config):
-    """uvicorn's settings, and the limits of a connection."""
+class Timer:
+    """Calls a function some seconds after `start`, unless it is stopped before."""
 
-    def __init__(self, app: Any, limits: Limits, **settings: Any) -> None:
-        super().__init__(app, http=Connection, **settings)
-        self.limits = limits
+    def __init__(self, seconds: float, call: Callable[[], None]) -> None:
+        self._seconds = seconds
+        self._call = call
+        self._handle: asyncio.TimerHandle | None = None
+
+    @property
+    def runs(self) -> bool:
+        """Whether it was started, and not stopped since."""
+        return self._handle is not None
+
+    def start(self) -> None:
+        """Starts it, once."""
+        self._handle = asyncio.get_running_loop().call_later(self._seconds, self._call)
+
+    def stop(self) -> None:
+        """Stops it if it runs."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
 
 
-class Connection(HttpToolsProtocol):
-    """Ends connections whose client sends the head of a request too slowly, or the rest of one that was
-    answered before all of it was there, or too many bytes that are no part of a body.
+class Connection(asyncio.Protocol):
+    """Passes what asyncio calls on to uvicorn, and closes the connections of three kinds of clients: one
+    that sends the head of a request too slowly, one that does not read its answer, and one too many.
 
-    uvicorn and httptools keep the head of a request of any size, before any key is checked.
+    connections: those that are open. app_state, options: what uvicorn gives to a protocol.
     """
 
-    config: Config
-    #: Whether the client has left or was cut off.
-    lost = False
-    #: The task that is cancelled then.
-    answering: asyncio.Task[Any] | None = None
-    _cutting: asyncio.TimerHandle | None = None
-    _whole = True  # whether the next byte begins a request
-    _overhead = 0  # bytes of a head, of the frame of a chunk or of trailers, since the last byte of a body
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        if len(self.connections) > self.config.limits.connections:
-            transport.abort()
-            return
-        raw = transport.get_extra_info("socket")
-        if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
-            raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # notices a dead client
-        self._cut_after(self.config.limits.header_seconds)
-
-    def data_received(self, data: bytes) -> None:
-        limits = self.config.limits
-        self._cut_after(limits.header_seconds if self._whole else limits.body_seconds)
-        # The parser is given parts, so that it never holds much more than was counted: parts up to the
-        # limit, and then a little at a time.
-        at = 0
-        while at < len(data):
-            part = data[at : at + max(LITTLE, min(PART, limits.header_bytes - self._overhead))]
-            at += len(part)
-            self._overhead += len(part)
-            super().data_received(part)
-            if self.transport.is_closing():
-                return  # it was refused
-            if self._overhead > limits.header_bytes:
-                return self._refuse(TOO_LARGE_HEAD)
-
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(NOT_HTTP)
-
-    def on_message_begin(self) -> None:
-        self._whole = False
-        self._cut_after(self.config.limits.header_seconds)
-        super().on_message_begin()
-
-    def on_headers_complete(self) -> None:
-        self._overhead = 0
-        self._arrived()
-        super().on_headers_complete()
-        self.scope["extensions"] = {CONNECTION: Wire(self, self.cycle)}  # type: ignore[dict-item]
-
-    def on_body(self, body: bytes) -> None:
-        self._overhead = 0
-        super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        self._whole = True
-        self._overhead = 0
-        self._arrived()
-        super().on_message_complete()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._arrived()
-        super().connection_lost(exc)
-        self.lost = True
-        if self.answering is not None:
-            self.answering.cancel()
-
-    def _refuse(self, refusal: RefusedError) -> None:
-        """Answers in place of the application, unless that has begun to, and ends the connection."""
-        if self.pipeline:  # an earlier request is still being answered, and its answer would be mixed up
-            return self.transport.abort()
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
-            if self.cycle.response_started:
-                return self.transport.abort()
-        response = refusal.response()
-        head = STATUS_LINE[refusal.status]
-        lines = [b"%s: %s\r\n" % header for header in response.raw_headers]
-        self.transport.write(b"".join([head, *lines, b"\r\n", bytes(response.body)]))
-        self.transport.close()
-
-    def _cut_after(self, seconds: float) -> None:
-        """Cuts the connection after `seconds`, unless that is planned or an answer is not whole."""
-        if self._cutting is None and (self.cycle is None or self.cycle.response_complete):
-            self._cutting = self.loop.call_later(seconds, self.transport.abort)
-
-    def _arrived(self) -> None:
-        """What was waited for is there."""
-        if self._cutting is not None:
-            self._cutting.cancel()
-            self._cutting = None
-
-
-class Wire:
-    """The connection as the application uses it while it answers one request."""
-
-    def __init__(self, connection: Connection, cycle: RequestResponseCycle) -> None:
-        self._connection = connection
-        self._transport = connection.transport
-        self._flow = connection.flow
-        self._cycle = cycle
-
-    def write(self, data: bytes) -> bool:
-        """Writes a chunk of an answer that has begun, as `cycle.send` does without its coroutine; returns
-        False if the client has not accepted what was written before.
-        """
-        if self._flow.write_paused or self._cycle.disconnected or not self._cycle.chunked_encoding:
-            return False
-        self._transport.write(b"%x\r\n%s\r\n" % (len(data), data))
-        return True
+    def __init__(
+        self, connections: set[Connection], limits: Limits, *, app_state: dict[str, Any], **options: Any
+    ) -> None:
+        self._connections = connections
+        self._limits = limits
+        self._http = H11Protocol(app_state={**app_state, CONNECTION: self}, **options)
+        self._transport: asyncio.Transport
+        self._request: asyncio.Task[Any] | None = None  # that answers
+        self._head_timer = Timer(limits.header_seconds, self.cut)
+        self._read_timer = Timer(limits.stalled_seconds, self.cut)
+        #: Whether the client has left, or was disconnected.
+        self.lost = False
 
     @contextlib.contextmanager
-    def cancelled_when_lost(self) -> Iterator[None]:
-        """Cancels the block, and raises ClientLeftError, when the client leaves or is cut off."""
-        self._connection.answering = asyncio.current_task()
+    def answering(self) -> Iterator[None]:
+        """While a request is answered; the block is cancelled if the client leaves."""
+        if self.lost:
+            raise ClientDisconnect
+        self._head_timer.stop()
+        self._request = asyncio.current_task()
         try:
-            if self._connection.lost:
-                raise asyncio.CancelledError  # while the body was decoded
             yield
-        except asyncio.CancelledError:
-            if self._connection.lost:
-                self._cycle.disconnected = True  # uvicorn notes it only for the last request that has come
-                raise ClientLeftError from None
-            raise
         finally:
-            self._connection.answering = None
+            self._request = None
 
     def cut(self) -> None:
-        """Cuts the connection; uvicorn then does not expect the rest of the answer."""
-        self._cycle.disconnected = True
-        self._cycle.message_event.set()
+        """Disconnects the client at once."""
         self._transport.abort()
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._transport = transport
+        self._connections.add(self)
+        self._http.connection_made(transport)
+        self._head_timer.start()
+        if len(self._connections) > self._limits.connections:
+            self.cut()
+
+    def data_received(self, data: bytes) -> None:
+        # A head, or the rest of a body that was refused before it came.
+        if self._request is None and not self._head_timer.runs:
+            self._head_timer.start()
+        self._http.data_received(data)
+
+    def eof_received(self) -> None:
+        self._http.eof_received()
+
+    def pause_writing(self) -> None:
+        self._read_timer.start()
+        self._http.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._read_timer.stop()
+        self._http.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
+        self._connections.discard(self)
+        self._head_timer.stop()
+        self._read_timer.stop()
+        self._http.connection_lost(exc)
+        if self._request is not None:
+            self._request.cancel()

@@ -116,9 +116,6 @@ class Endpoint:
     refused: tuple[int, ...] = ()
     #: The variable of other paths that the answer names, and where in the answer it is.
     link: tuple[str, str] | None = None
-    #: Whether the handler is cancelled when the client leaves. One that receives what the client sends
-    #: notices that itself.
-    watched: bool = True
     #: Whether it needs no key.
     is_open: bool = False
 

@@ -119,10 +119,6 @@ def refusal_of(error: RefusedError | UserError) -> RefusedError:
     return RefusedError(str(error))
 
 
-class ClientLeftError(Exception):
-    """The client closed its connection, so there is no reader."""
-
-
 def refuse_failure(ended: Ended) -> None:
     """Raises RefusedError or StoppedError if a task ended because of the server."""
     if ended.reason == "failed":

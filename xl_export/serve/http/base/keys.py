@@ -11,6 +11,7 @@ from typing import TypeAlias
 from runtimes.base.errors import ConfigError
 from runtimes.base.files import read_bytes
 from runtimes.base.text import decode_text
+from xl_export.serve.http.base.errors import RefusedError
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 SHORTEST = 16  # characters of a key
@@ -74,7 +75,16 @@ def hashed(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", errors="surrogateescape")).digest()
 
 
-def given_key(headers: Mapping[str, str]) -> str:
-    """The key of a request; empty if there is none."""
+def owner_of(headers: Mapping[str, str], keys: Keys) -> str:
+    """The name of a request's key; empty if there are no keys. Raises RefusedError for no valid key."""
+    if not keys:
+        return ""
     kind, _, key = headers.get("authorization", "").partition(" ")
-    return key.strip() if kind.lower() == "bearer" else ""
+    owner = keys.get(hashed(key.strip())) if kind.lower() == "bearer" else None
+    if owner is None:
+        raise RefusedError(
+            "the request has no valid API key; send it as `Authorization: Bearer KEY`.",
+            status=401,
+            code="invalid_api_key",
+        )
+    return owner

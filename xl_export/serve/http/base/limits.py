@@ -13,7 +13,6 @@ import msgspec
 
 from xl_export.serve.http.base.errors import RefusedError
 
-SMALL_BODY = 1 << 16  # bytes of a request that do not count among those of all
 FEW = 8  # fields that a message may list
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # a half of a pair, in JSON's spelling
 LONGEST_NAME = 60  # characters of a field's name that are shown or compared
@@ -33,50 +32,47 @@ KINDS = {  # how messages name msgspec's types
 class Limits:
     """The most that one request may use, and how long a client may take for it."""
 
-    #: Of the body of one request.
+    #: Bytes of the body of a request.
     body_bytes: int = 1 << 20
-    #: Of the bodies of all requests that are served at once, without the first `SMALL_BODY` of each. A
-    #: single body of `body_bytes` is always accepted.
-    bodies_bytes: int = 256 << 20
-    #: Of all prompts of a request together.
+    #: Tokens of all prompts of a request together.
     prompt_tokens: int = 1 << 20
     #: Tokens that one choice draws.
     max_tokens: int = 1 << 17
-    #: That one answer holds: each token counts once for itself and once for each of the likeliest next to it.
-    #: Also the tokens of all choices of an answer that is not streamed.
+    #: Log-probabilities of one answer: a token has one for itself and one for each of the likeliest next to
+    #: it. Also the tokens of all choices of an answer that is not streamed.
     log_probs: int = 1 << 19
     #: Prompts times `n` or `best_of`.
     choices: int = 128
-    #: Of one request to score.
+    #: Texts of one request to score.
     texts: int = 4096
-    #: That are served or wait at once.
+    #: Requests that are served or wait at once.
     requests: int = 2048
-    #: That are open at once.
+    #: Connections that are open at once.
     connections: int = 4096
-    #: Of the head of a request; as many between two parts of its body, and after it.
+    #: Bytes of the head of a request, and of what frames a chunk of its body.
     header_bytes: int = 1 << 16
-    #: Until the head of a request has arrived.
+    #: Seconds until the head of a request has arrived.
     header_seconds: float = 10.0
-    #: Until its body has arrived.
+    #: Seconds until its body has arrived.
     body_seconds: float = 60.0
-    #: A client that accepted nothing, or next to nothing, for so long is disconnected.
+    #: Seconds after which a client that does not read its answer is disconnected.
     stalled_seconds: float = 120.0
 
 
 class Bound:
-    """Counts what all requests have together. Only the event loop uses it."""
+    """Counts the requests that are served or wait. Only the event loop uses it."""
 
     def __init__(self, most: int) -> None:
-        self.most = most
-        #: How many there are.
+        self._most = most
+        #: Number of requests now.
         self.total = 0
 
     @contextmanager
-    def one(self, what: str) -> Iterator[None]:
+    def one(self) -> Iterator[None]:
         """While the block runs, there is one more; raises RefusedError if that is too many."""
-        if self.total >= self.most:
+        if self.total >= self._most:
             raise RefusedError(
-                f"the server has {self.total:,} {what} at once and may have no more; ask again when one of "
+                f"the server has {self.total:,} requests at once and may have no more; ask again when one of "
                 "them has ended.",
                 status=429,
                 code="too_many",
@@ -87,39 +83,6 @@ class Bound:
             yield
         finally:
             self.total -= 1
-
-
-class BodyAccount:
-    """The bytes of one request that are in memory. The first `SMALL_BODY` of them do not count, so a small
-    request is never refused because others send books.
-
-    bodies: counts the bytes of all.
-    """
-
-    def __init__(self, bodies: Bound) -> None:
-        self._bodies = bodies
-        #: The bytes that are in memory.
-        self.held = 0
-
-    def change(self, count: int) -> None:
-        """There are so many bytes more, or fewer; raises RefusedError, and changes nothing, for too many."""
-        held = self.held + count
-        counted = max(0, held - SMALL_BODY) - max(0, self.held - SMALL_BODY)
-        if counted > 0 and self._bodies.total + counted > self._bodies.most:
-            raise RefusedError(
-                "other large requests take all memory that the server has for them; ask again when one of "
-                "them has ended, or send less at once.",
-                status=429,
-                code="too_many",
-                retry_after=1,
-                closes=True,
-            )
-        self._bodies.total += counted
-        self.held = held
-
-    def close(self) -> None:
-        """Releases the whole body."""
-        self.change(-self.held)
 
 
 def refuse_compressed(headers: Mapping[str, str]) -> None:

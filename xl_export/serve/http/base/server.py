@@ -337,8 +337,6 @@ class Server:
         #: The names under which a server without keys is reached; None for any.
         self.hosts: frozenset[str] | None = None
         self.requests = Bound(self.limits.requests)
-        #: The bytes of bodies that are in memory; see `BodyAccount`.
-        self.bodies = Bound(max(self.limits.bodies_bytes, self.limits.body_bytes))
         #: How many requests were answered, by path and status.
         self.answered: Counter[tuple[str, str]] = Counter()
         self.stopping = False

@@ -28,6 +28,8 @@ def background(work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
     task = asyncio.ensure_future(work)
     BACKGROUND.add(task)
     task.add_done_callback(BACKGROUND.discard)
+    # asyncio logs an error that nothing has asked for.
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return task
 
 

@@ -96,7 +96,7 @@ async def detokenize(exchange: Exchange, body: DetokenizeBody) -> Response:
 async def info(exchange: Exchange) -> Response:
     """The vocabulary's own tokens."""
     server = exchange.server
-    vocab = server.model(exchange.query.get("model")).session.vocab
+    vocab = server.model(exchange.query_params.get("model")).session.vocab
     return json(tokenizer_info(vocab, server.limits.prompt_tokens))
 
 

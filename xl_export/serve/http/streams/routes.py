@@ -20,7 +20,7 @@ from xl_export.serve.http.base.errors import RefusedError, refusal_of
 from xl_export.serve.http.base.exchange import END, EVENT, Exchange, json, of_json
 from xl_export.serve.http.base.limits import too_large
 from xl_export.serve.http.base.server import Model
-from xl_export.serve.http.base.workers import INLINE_BYTES, off_loop
+from xl_export.serve.http.base.workers import INLINE_BYTES, background, off_loop
 from xl_export.serve.http.streams.documents import (
     SAFETENSORS,
     AppendBody,
@@ -123,7 +123,7 @@ async def cancel(exchange: Exchange) -> Response:
     A streamed `continue` keeps what was generated. Any other operation answers 409 with the code `cancelled`,
     and the stream stays as it was.
     """
-    name = exchange.params["id"]
+    name = exchange.path_params["id"]
     end = found(exchange.server, name, exchange.owner).store.cancels.get(name)
     if end is not None:
         end()
@@ -159,7 +159,7 @@ async def list_all(exchange: Exchange) -> Response:
     """
     server = exchange.server
     owner = exchange.owner
-    wanted = exchange.query.get("model")
+    wanted = exchange.query_params.get("model")
     stores: dict[StreamStore, str] = {}  # models of one artefact share one
     for model in [server.model(wanted)] if wanted else server.models.values():
         stores.setdefault(model.store, model.name)
@@ -179,7 +179,7 @@ async def list_all(exchange: Exchange) -> Response:
 @ENDPOINTS.add("GET", ONE, answer=StreamDocument, refused=(404, 410, 503))
 async def facts(exchange: Exchange) -> Response:
     """A stream as it is now."""
-    name = exchange.params["id"]
+    name = exchange.path_params["id"]
     owner = exchange.owner
     holds, model = holder(exchange.server, name, owner)
     stream = holds.find(name, owner)
@@ -188,10 +188,10 @@ async def facts(exchange: Exchange) -> Response:
     return json(stream_document(stream, model.name))
 
 
-@ENDPOINTS.add("DELETE", ONE, answer=DeletedStream, refused=WRITES, watched=False)
+@ENDPOINTS.add("DELETE", ONE, answer=DeletedStream, refused=WRITES)
 async def delete(exchange: Exchange) -> Response:
     """Deletes a stream."""
-    name = exchange.params["id"]
+    name = exchange.path_params["id"]
     owner = exchange.owner
     holds, _ = holder(exchange.server, name, owner)
     await asyncio.to_thread(holds.delete, name, owner)
@@ -201,7 +201,7 @@ async def delete(exchange: Exchange) -> Response:
 @ENDPOINTS.add("GET", f"{ONE}/snapshot", content="application/octet-stream", refused=WRITES)
 async def snapshot(exchange: Exchange) -> None:
     """The stream as a signed file."""
-    name = exchange.params["id"]
+    name = exchange.path_params["id"]
     owner = exchange.owner
     holds, model = holder(exchange.server, name, owner)
     file: BinaryIO
@@ -228,7 +228,6 @@ async def snapshot(exchange: Exchange) -> None:
     "/v1/streams/restore",
     query=("model",),
     file=True,
-    watched=False,
     answer=StreamDocument,
     status=201,
     link=("id", "/id"),
@@ -236,7 +235,12 @@ async def snapshot(exchange: Exchange) -> None:
 )
 async def restore(exchange: Exchange) -> Response:
     """A new stream from a snapshot."""
-    model = exchange.server.model(exchange.query.get("model"))
+    # It writes to files in a thread, so it goes on to its end when the client leaves.
+    return await asyncio.shield(background(_restore(exchange)))
+
+
+async def _restore(exchange: Exchange) -> Response:
+    model = exchange.server.model(exchange.query_params.get("model"))
     owner = exchange.owner
     with contextlib.ExitStack() as stack:
         try:
@@ -256,7 +260,7 @@ def _work(exchange: Exchange, model: Model) -> StreamWork:
 
 def _found(exchange: Exchange) -> tuple[StreamWork, str]:
     """The work on the stream that the path names, and its name."""
-    name = exchange.params["id"]
+    name = exchange.path_params["id"]
     model = found(exchange.server, name, exchange.owner)
     return _work(exchange, model), name
 
@@ -274,8 +278,7 @@ async def _receive(exchange: Exchange, path: Path, most: int) -> None:
     larger = partial(too_large, fix="send a snapshot that a server of this artefact wrote")
     try:
         with open(path, "xb") as file:
-            while exchange.more_body:
-                part = await exchange.part(most, seconds, larger)
+            async for part in exchange.parts(most, seconds, larger):
                 await asyncio.to_thread(file.write, part)
     except OSError as error:
         raise RefusedError(
