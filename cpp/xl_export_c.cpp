@@ -242,9 +242,9 @@ std::int32_t xl_save(const xl_memory* memory, const char* path) {
   });
 }
 
-xl_memory* xl_load(const xl_session* session, const char* path) {
+xl_memory* xl_load(const xl_session* session, const char* path, std::int32_t adopt) {
   return guarded<xl_memory*>(nullptr, [&] {
     require(session && path);
-    return new xl_memory{xl_export::load(session->session, path)};
+    return new xl_memory{xl_export::load(session->session, path, adopt != 0)};
   });
 }

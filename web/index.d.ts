@@ -103,8 +103,12 @@ export interface Model {
   generate(prompt: Prompt, options?: GenerateOptions): AsyncGenerator<Piece, void, void>;
   /** The file of some streams (docs/reference/saved-streams.md), which Python's `load_memory` reads too. */
   saveMemory(memory: Memory): Promise<Uint8Array>;
-  /** The streams in a file that this or Python's `save_memory` wrote. */
-  loadMemory(file: Uint8Array | ArrayBuffer): Promise<Memory>;
+  /**
+   * The streams in a file that this or Python's `save_memory` wrote, of any artefact with the same
+   * `spec.memory_identity`. A memory of another precision is converted. `adopt` also continues streams that other
+   * weights computed, such as those before the model was fine-tuned; files that are saved later record it.
+   */
+  loadMemory(file: Uint8Array | ArrayBuffer, options?: { adopt?: boolean }): Promise<Memory>;
   /** Replays the reference answers of the artefact on this device. */
   check(options?: { signal?: AbortSignal }): Promise<CheckReport>;
   /** Ends the session and frees what it holds. */
@@ -333,6 +337,8 @@ export interface Spec {
   /** The largest and the mean difference from the reference, in nats, that `check` accepts. */
   tolerance: number;
   mean_tolerance: number;
+  /** What decides whether the artefact continues a saved stream: two hashes. */
+  memory_identity: { layout: string; weights: string };
   inputs: TensorFacts[];
   outputs: TensorFacts[];
   /** The inputs that are memory; `spec.json` has them among `inputs` only. */

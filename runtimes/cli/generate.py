@@ -48,7 +48,7 @@ def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
             f"--{name.replace('_', '-')}" for name in (*SETTINGS, "seed")
         ),
         "Search": "--best-of --beams --length-penalty",
-        "Saved streams": "--save-memory --load-memory",
+        "Saved streams": "--save-memory --load-memory --adopt-streams",
     },
 )
 @folder_argument
@@ -128,7 +128,14 @@ def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
     "--load-memory",
     "load_from",
     type=click.Path(path_type=Path),
-    help="Continue the streams whose memory is in this file.",
+    help="Continue the streams whose memory is in this file, of this model in any precision.",
+)
+@click.option(
+    "--adopt-streams",
+    "adopt",
+    is_flag=True,
+    help="With --load-memory: also continue streams that other weights computed, such as those before the "
+    "model was fine-tuned.",
 )
 @click.option("--ids", "show_ids", is_flag=True, help="Print token ids in place of text.")
 @click.option(
@@ -153,6 +160,7 @@ def generate_command(
     samples: int | None,
     save_to: Path | None,
     load_from: Path | None,
+    adopt: bool,
     show_ids: bool,
     as_json: bool,
     threads: int | None,
@@ -177,6 +185,8 @@ def generate_command(
         raise UserError(f"--beams draws nothing at random; leave out --{unused[0].replace('_', '-')}.")
     if beams is None and _is_given("length_penalty"):
         raise UserError("--length-penalty is for --beams; leave it out, or give --beams.")
+    if adopt and not load_from:
+        raise UserError("--adopt-streams is for --load-memory; leave it out, or give --load-memory.")
     if save_to:
         refuse_unwritable(save_to, option="--save-memory")
         if save_to.exists() and not holds_streams(save_to):
@@ -198,7 +208,9 @@ def generate_command(
         found = [search(session, prompt, max_tokens=max_tokens) for prompt in given]
         _print_found(found, given, session.vocab, as_json, show_ids)
         return
-    memory = load_memory(load_from, session) if load_from else session.start(len(given)) if save_to else None
+    memory = session.start(len(given)) if save_to else None
+    if load_from:
+        memory = load_memory(load_from, session, adopt=adopt)
     pieces = generate(
         session,
         given,

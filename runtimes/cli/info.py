@@ -44,8 +44,13 @@ def _streams(facts: dict[str, Any], path: Path) -> list[str]:
     count = f"{len(positions)} saved stream{'s' * (len(positions) != 1)}"
     shown = ", ".join(f"{position:,}" for position in positions[:8]) + ", …" * (len(positions) > 8)
     file = shlex.quote(str(path))
+    identity = facts["memory_identity"]
+    adopted = [hash for row in facts["adopted"] for hash in row]
     return [
         f"{path} holds {count}, {facts['bytes'] / 1e6:,.2f} MB, after {shown} tokens",
-        f"artefact    {facts['artefact']} (`xl-export info ARTEFACT --all` prints it)",
+        f"layout      {identity['layout']} (`xl-export info ARTEFACT --all` prints it and the weights)",
+        f"weights     {identity['weights']}",
+        *(f"adopted     from {hash}" for hash in dict.fromkeys(adopted)),
+        f"written by  {facts['artefact']}",
         f'next        xl-export generate ARTEFACT --load-memory {file} --prompt " and"',
     ]

@@ -122,6 +122,8 @@ class Memory:
     _in_use: _InUse = field(default_factory=_InUse, init=False, repr=False, compare=False)
     #: The memory that this one is a part of; None for a memory that is no part.
     whole: Memory | None = field(default=None, init=False, repr=False, compare=False)
+    # What `adopted` returns; None if no row was adopted. A part uses the one of its whole.
+    _adopted: np.ndarray | None = field(default=None, init=False, repr=False, compare=False)
     # Of a part: the first of its rows, and what it and its whole consisted of. Of a whole memory: its parts
     # by their rows.
     _first: int = field(default=0, init=False, repr=False, compare=False)
@@ -146,6 +148,26 @@ class Memory:
     def unsure(self, unsure: bool) -> None:
         self._unsure_rows()[:] = unsure
 
+    @property
+    def adopted(self) -> np.ndarray:
+        """For each row, object [B]: the hashes of the weights that computed its stream before other weights
+        continued it, the first ones first, with blanks between them; an empty text for most rows.
+        """
+        if self.whole is not None:
+            return self.whole.adopted[self._first : self._first + self.batch]
+        if self._adopted is None or len(self._adopted) != self.batch:
+            return np.full(self.batch, "", object)
+        return self._adopted
+
+    def note_adopted(self, hashes: Sequence[str], rows: Sequence[int] | None = None) -> None:
+        """Sets `adopted` of some rows, or of all rows."""
+        chosen = np.arange(self.batch) if rows is None else np.asarray(rows)
+        if self.whole is not None:
+            self.whole.note_adopted(hashes, self._first + chosen)
+        elif self._adopted is not None or any(hashes):
+            self._adopted = self.adopted
+            self._adopted[chosen] = hashes
+
     def clear_restarted_rows(self) -> None:
         """Sets the tensors of rows that start a new text to zero if they may hold values that are not finite.
 
@@ -158,6 +180,9 @@ class Memory:
         clear a ring would take longer than a short text, so it is cleared only if the logits, which depend on
         all of its visible values, were not finite.
         """
+        if (self.whole or self)._adopted is not None:  # a new text was not adopted
+            restarted = np.flatnonzero(self.positions <= 0)
+            self.note_adopted([""] * len(restarted), restarted)
         if not self.unsure:
             return
         rows = np.flatnonzero(self._unsure_rows() & (self.positions <= 0))
@@ -272,6 +297,7 @@ class Memory:
                 self.owner,
             )
             fork._unsure[:] = self._unsure_rows()
+            fork.note_adopted(self.adopted)
         return fork
 
     def select(self, rows: Sequence[int]) -> Memory:
@@ -286,6 +312,7 @@ class Memory:
             tensors = {name: _host_rows(array, chosen) for name, array in self.tensors.items()}
             copy = Memory(self.positions[chosen], tensors, self.owner)
             copy._unsure[:] = self._unsure_rows()[chosen]
+            copy.note_adopted(self.adopted[chosen])
         return copy
 
     def replace(self, rows: Sequence[int], other: Memory) -> None:
@@ -311,6 +338,7 @@ class Memory:
                 array[chosen] = np.asarray(other.tensors[name])
             self.positions[chosen] = other.positions
             self._unsure_rows()[chosen] = other._unsure_rows()
+            self.note_adopted(other.adopted, chosen)
 
     def write_rows(self, rows: Sequence[int], sources: Sequence[tuple[Memory, int]]) -> None:
         """Writes a row of another memory of the same session into each of these rows. `sources` has the
@@ -349,6 +377,7 @@ class Memory:
             }
             joined = Memory(np.concatenate([self.positions, other.positions]), tensors, self.owner)
             joined._unsure[:] = np.concatenate([self._unsure_rows(), other._unsure_rows()])
+            joined.note_adopted(np.concatenate([self.adopted, other.adopted]))
         return joined
 
     def _checked(self, rows: Sequence[int]) -> np.ndarray:
@@ -402,12 +431,19 @@ class Memory:
         with self.in_use():
             tensors = {name: np.array(array) for name, array in self.tensors.items()}
             positions = np.array(self.positions)
-        return {"positions": positions, "tensors": tensors, "owner": self.owner, "unsure": self.unsure}
+        return {
+            "positions": positions,
+            "tensors": tensors,
+            "owner": self.owner,
+            "adopted": self.adopted,
+            "unsure": self.unsure,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # What is unpickled lies in the bytes of the pickle; a step wants arrays with bytes of their own.
         tensors = {name: np.array(array) for name, array in state["tensors"].items()}
         Memory.__init__(self, np.array(state["positions"]), tensors, state["owner"])
+        self.note_adopted(state["adopted"])
         self.unsure = state["unsure"]
 
 
@@ -471,7 +507,16 @@ def write_memory(memory: Memory, stream: BinaryIO, notes: Mapping[str, str] = Ma
 
     notes: texts by name, which come first in the header; readers of the memory pass over them.
     """
-    facts = {**notes, "format": STREAMS, "owner": memory.owner.artefact}
+    owner = memory.owner
+    facts = {
+        **notes,
+        "format": STREAMS,
+        "layout": owner.memory.layout,
+        "weights": owner.memory.weights,
+        "artefact": owner.artefact,
+    }
+    if any(memory.adopted):
+        facts["adopted"] = ",".join(memory.adopted)
     write_tensors(stream, {"positions": memory.positions, **_arrays_to_save(memory)}, facts)
 
 

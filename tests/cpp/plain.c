@@ -57,9 +57,9 @@ int main(int count, char **arguments) {
   float *answers = malloc(sizeof(float) * (size_t)(3 * vocabulary)), *again = malloc(sizeof(float) * (size_t)(3 * vocabulary));
   if (!three || !answers || !again || xl_predict(session, three, fed, 1, answers) < 0) return 17;
   if (xl_save(three, arguments[3]) < 0 || xl_save(three, "/nowhere/streams") >= 0 || !says("could not be written")) return 18;
-  xl_memory *loaded = xl_load(session, arguments[3]);
+  xl_memory *loaded = xl_load(session, arguments[3], 0);
   if (!loaded || xl_batch(loaded) != 3 || xl_positions(loaded)[2] != 1) return 19;
-  if (xl_load(session, "/nowhere/streams") || !says("is no file")) return 20;
+  if (xl_load(session, "/nowhere/streams", 0) || !says("is no file")) return 20;
   if (xl_predict(session, three, fed, 1, answers) < 0 || xl_predict(session, loaded, fed, 1, again) < 0) return 21;
   if (memcmp(answers, again, sizeof(float) * (size_t)(3 * vocabulary)) != 0) return 22;
 

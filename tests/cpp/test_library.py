@@ -21,7 +21,7 @@ from runtimes.contract.vocabulary import IdsVocab, save_vocab
 from tests.architectures import ARCHITECTURES
 from tests.cpp.program import DRIVER, ROOT, compiled, with_vocabulary
 from tests.parity.operations import Program
-from tests.sealing import identity, sealed
+from tests.sealing import sealed
 from xl_export.artefact.export import export
 
 SMALL = 3 << 29  # bytes
@@ -44,10 +44,11 @@ def started(cpp: Program, folder: Path, **more: Any) -> Program:
     return cpp
 
 
-def stream(path: Path, entries: dict[str, Any], owner: str, numbers: bytes) -> str:
-    """A file of saved streams with a header of one's own."""
+def stream(path: Path, entries: dict[str, Any], folder: Path, numbers: bytes) -> str:
+    """A file of saved streams of an artefact with a header of one's own."""
     digest = hashlib.sha256(numbers).hexdigest()
-    metadata = {"format": "xl-export stream 1", "owner": owner, "sha256": digest}
+    identity = json.loads((folder / "spec.json").read_text())["memory_identity"]
+    metadata = {"format": "xl-export stream 1", **identity, "sha256": digest}
     header = json.dumps({"__metadata__": metadata, **entries}).encode()
     path.write_bytes(len(header).to_bytes(8, "little") + header + numbers)
     return str(path)
@@ -121,14 +122,13 @@ def test_check_uses_the_limits_of_the_spec(cpp: Program, artefacts: dict[str, Pa
 
 
 def test_a_stream_that_claims_too_much_takes_no_memory(small: Program, cpp: Program, tmp_path: Path) -> None:
-    owner = identity(TALES / "spec.json")
     inputs = json.loads((TALES / "spec.json").read_text())["inputs"]
     nothing = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
     entries: dict[str, Any] = {entry["name"]: nothing for entry in inputs if "present" in entry}
     entries["positions"] = {"dtype": "I64", "shape": [1 << 16], "data_offsets": [0, 8 << 16]}
-    claims = stream(tmp_path / "claims", entries, owner, bytes(8 << 16))
+    claims = stream(tmp_path / "claims", entries, TALES, bytes(8 << 16))
     assert "another type or shape" in started(small, TALES).refusal("load", stream="a", file=claims)
-    many = stream(tmp_path / "many", {f"t{number}": nothing for number in range(40_000)}, owner, b"")
+    many = stream(tmp_path / "many", {f"t{number}": nothing for number in range(40_000)}, TALES, b"")
     assert "more values than any file" in started(cpp, TALES).refusal("load", stream="a", file=many)
 
 

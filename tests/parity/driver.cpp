@@ -42,7 +42,7 @@ class Driver {
     if (op == "close") return streams_.clear(), sessions_.clear(), session_ = nullptr, "{}";
     if (op == "check") return check();
     if (op == "start") return put(session().start(integer("rows", 1)));
-    if (op == "load") return put(xl_export::load(session(), text("file")));
+    if (op == "load") return put(xl_export::load(session(), text("file"), asked_.find("adopt") != nullptr));
     if (op == "fork") return fork();
     if (op == "pad") return stream().memory.positions = ids("positions"), positions();
     if (op == "restart") return stream().last.clear(), stream().memory.positions.at(size("row")) = 0, positions();

@@ -219,10 +219,13 @@ def test_a_damaged_stream_is_refused_in_one_sentence(entry_point: Implementation
     entry_point.ask("save", stream="a", file=str(path))
     whole = path.read_bytes()
     header = 8 + int.from_bytes(whole[:8], "little")
+    artefact = whole.index(b'"artefact"')
     for at in [*range(8), *range(8, header, 53), *range(header, len(whole), 997)]:
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
         answer = entry_point.ask("load", stream="b", file=str(path))
-        assert "error" in answer or whole[at] == 32, at  # a blank of the header may become anything
+        # A blank of the header may become anything, and the artefact's identity is only for information.
+        free = whole[at] == 32 or artefact < at < artefact + 80
+        assert "error" in answer or free, at
         path.write_bytes(whole[:at])
         assert "error" in entry_point.ask("load", stream="b", file=str(path)), at
     path.write_bytes(whole)
@@ -237,7 +240,7 @@ def test_a_stream_of_another_artefact_is_refused(
     shift.ask("start", stream="a")
     shift.ask("save", stream="a", file=str(tmp_path / "other"))
     answer = entry_point.ask("load", stream="b", file=str(tmp_path / "other"))
-    assert re.search("of artefact|to artefact", answer["error"])
+    assert "another memory" in answer["error"]
     folder = export(run, tmp_path / "bytes", memory_precision="int8")
     session = runtimes.open_session(folder)
     _, memory = session.step(np.arange(8)[None], session.start(1))

@@ -25,6 +25,11 @@ export class Memory {
     this.positions = positions;
     /** @type {Float32Array | null} Logits [batch · V] after the last token; null before the first one. */
     this.last = null;
+    /**
+     * For each row, the hashes of the weights that computed its stream before other weights continued it, with
+     * blanks between them.
+     */
+    this.adopted = Array.from(positions, () => "");
     /** Whether the tensors may hold values that are not finite. */
     this.unsure = false;
     this.busy = false;
@@ -55,6 +60,7 @@ export class Memory {
       );
       copy.last = this.last?.slice() ?? null;
       copy.unsure = this.unsure;
+      copy.adopted = [...this.adopted];
       copy.tail = [...this.tail];
       copy.furthest = this.furthest;
       return copy;

@@ -169,12 +169,12 @@ export class Model {
 
   /**
    * The streams in a file that this or Python's `save_memory` wrote.
-   * @param {Uint8Array | ArrayBuffer} file
+   * @param {Uint8Array | ArrayBuffer} file @param {{adopt?: boolean}} [options]
    */
-  async loadMemory(file) {
+  async loadMemory(file, { adopt = false } = {}) {
     this.#refuseClosed();
     const bytes = file instanceof ArrayBuffer ? new Uint8Array(file) : plain(file);
-    return loadMemory(bytes, this.engine, this.spec, this.identity);
+    return loadMemory(bytes, this.engine, this.spec, this.identity, adopt);
   }
 
   /**

@@ -2,7 +2,8 @@
  * Saved streams: the file that Python's `save_memory` writes and `load_memory` reads
  * (docs/reference/saved-streams.md).
  */
-import { XLExportError } from "./errors.js";
+import { converted } from "./conversion.js";
+import { XLExportError, shown } from "./errors.js";
 import { readTensors, writeTensors } from "./files/safetensors.js";
 import { newMemory } from "./memory.js";
 import { TYPES, isScale, stateShape } from "./spec.js";
@@ -12,6 +13,7 @@ const FORMAT = "xl-export stream 1";
 const MOST_SCALE = (2 - 2 ** -23) * 2 ** 120;
 const MOST_POSITION = 1n << 62n;
 const WHERE = "the saved stream";
+const MEMORY_TYPES = /** @type {import("../index.js").MemoryType[]} */ (["float32", "float16", "int8"]);
 
 /**
  * @typedef {import("./engine/session.js").Engine} Engine
@@ -45,7 +47,13 @@ export async function saveMemory(memory, spec) {
     });
     return writeTensors({
       arrays,
-      metadata: { format: FORMAT, owner: memory.owner, furthest: String(memory.furthest) },
+      metadata: {
+        format: FORMAT,
+        ...spec.memory_identity,
+        artefact: memory.owner,
+        ...(memory.adopted.some(Boolean) && { adopted: memory.adopted.join() }),
+        furthest: String(memory.furthest),
+      },
     });
   });
 }
@@ -53,18 +61,12 @@ export async function saveMemory(memory, spec) {
 /**
  * The memory in a saved file, ready to go on.
  * @param {Uint8Array} bytes @param {Engine} engine @param {Spec} spec @param {string} identity
+ * @param {boolean} adopt whether streams that other weights computed continue too
  * @returns {Promise<Memory>}
  */
-export async function loadMemory(bytes, engine, spec, identity) {
-  const { arrays, owner, furthest } = await fromTensors(bytes);
-  const damaged = (/** @type {string} */ why) =>
-    new XLExportError(`${WHERE} is damaged: ${why}; start a new one.`);
-  if (owner !== identity) {
-    throw new XLExportError(
-      `${WHERE} belongs to artefact ${owner.slice(0, 12)}, and this one is ${identity.slice(0, 12)}; open ` +
-        "the artefact that the stream was started on, or start a new stream.",
-    );
-  }
+export async function loadMemory(bytes, engine, spec, identity, adopt) {
+  const { arrays, metadata } = await fromTensors(bytes);
+  refuseOther(metadata, spec.memory_identity, adopt);
   const positions = arrays.get("positions");
   if (positions?.dtype !== "I64" || positions.shape.length !== 1 || !positions.shape[0]) {
     throw damaged("its positions do not fit");
@@ -73,23 +75,27 @@ export async function loadMemory(bytes, engine, spec, identity) {
   if (found.some((position) => position > MOST_POSITION || position < -MOST_POSITION)) {
     throw damaged("its positions are too large");
   }
-  if (arrays.size !== spec.state.length + 1) throw damaged("its arrays are not those of this model");
-  const tensors = spec.state.map((state) => {
-    const array = arrays.get(state.name);
-    const shape = stateShape(state, found.length).join();
-    if (array?.dtype !== TYPES[state.dtype].stored || array.shape.join() !== shape)
-      throw damaged(`${state.name} does not fit`);
-    if (!finite(array.data, state.dtype)) throw damaged("it holds values that are not finite");
-    if (isScale(spec, state) && !floats(array.data).every((x) => x >= 0 && x <= MOST_SCALE))
-      throw damaged("it holds scales that no key or value has");
-    return array.data;
-  });
+  arrays.delete("positions");
+  const tensors = [];
+  for (const state of spec.state) {
+    if (isScale(spec, state)) continue; // it follows its bytes
+    const shape = stateShape(state, found.length);
+    const { numbers, scales } = converted(take(arrays, state.name, shape), state.dtype, shape.at(-1) ?? 1);
+    tensors.push(numbers, ...(scales ? [new Uint8Array(scales.buffer, scales.byteOffset, scales.byteLength)] : []));
+  }
+  if (arrays.size) throw damaged("its arrays are not those of this model");
+  const adopted = metadata.adopted?.split(",") ?? Array(found.length).fill("");
+  if (adopted.length !== found.length || !adopted.every((row) => /^[0-9a-f ]*$/.test(row))) {
+    throw damaged("`adopted` does not have the hashes of its streams");
+  }
   const memory = await newMemory(engine, identity, found.length);
   await engine.write(memory.state, tensors);
   memory.positions.set(found);
+  const before = metadata.weights === spec.memory_identity.weights ? "" : metadata.weights;
+  memory.adopted = adopted.map((row) => `${row} ${before}`.trim());
   // How far it came before it was taken back: as far as can be, where the file does not tell.
   const most = found[0] + BigInt(spec.rule.segment);
-  const told = /^\d{1,19}$/.test(furthest ?? "") ? BigInt(/** @type {string} */ (furthest)) : most;
+  const told = /^\d{1,19}$/.test(metadata.furthest ?? "") ? BigInt(metadata.furthest) : most;
   memory.furthest = told < found[0] || told > most ? most : told;
   return memory;
 }
@@ -97,8 +103,56 @@ export async function loadMemory(bytes, engine, spec, identity) {
 /** @param {Uint8Array} bytes */
 async function fromTensors(bytes) {
   const { arrays, metadata } = await readTensors(bytes, WHERE);
-  if (metadata.format !== FORMAT || metadata.owner === undefined) throw noStream();
-  return { arrays, owner: metadata.owner, furthest: metadata.furthest };
+  const whole = metadata.layout !== undefined && metadata.weights !== undefined;
+  if (metadata.format !== FORMAT || !whole) throw noStream();
+  return { arrays, metadata };
+}
+
+/**
+ * Raises XLExportError if a file's streams have another layout, or other weights that are not adopted.
+ * @param {Record<string, string>} metadata @param {Spec["memory_identity"]} mine @param {boolean} adopt
+ */
+function refuseOther({ layout, weights }, mine, adopt) {
+  if (layout !== mine.layout) {
+    throw new XLExportError(
+      `${WHERE} has another memory: its form, rule or vocabulary differs; open an artefact with the same ones, or ` +
+        "start a new stream.",
+    );
+  }
+  if (weights !== mine.weights && !adopt) {
+    throw new XLExportError(
+      `${WHERE} was computed by other weights (${shown(weights.slice(0, 12))}, and this model has ` +
+        `${mine.weights.slice(0, 12)}); give { adopt: true } to continue it with this model, or open a model ` +
+        "with those weights.",
+    );
+  }
+}
+
+/**
+ * Takes a memory tensor, in any element type, with its scales out of the arrays of a file.
+ * @param {Map<string, StoredArray>} arrays @param {string} name @param {number[]} shape
+ */
+function take(arrays, name, shape) {
+  const array = arrays.get(name);
+  const dtype = MEMORY_TYPES.find((type) => TYPES[type].stored === array?.dtype);
+  if (!array || !dtype || array.shape.join() !== shape.join()) throw damaged(`${name} does not fit`);
+  arrays.delete(name);
+  if (!finite(array.data, dtype)) throw damaged("it holds values that are not finite");
+  if (dtype !== "int8") return { dtype, numbers: array.data };
+  const stored = arrays.get(`${name}_scale`);
+  if (stored?.dtype !== "F32" || stored.shape.join() !== [...shape.slice(0, -1), 1].join())
+    throw damaged(`the scales of ${name} do not fit`);
+  arrays.delete(`${name}_scale`);
+  const scales = floats(stored.data);
+  if (!scales.every(Number.isFinite)) throw damaged("it holds values that are not finite");
+  if (!scales.every((x) => x >= 0 && x <= MOST_SCALE))
+    throw damaged("it holds scales that no key or value has");
+  return { dtype, numbers: array.data, scales };
+}
+
+/** @param {string} why */
+function damaged(why) {
+  return new XLExportError(`${WHERE} is damaged: ${why}; start a new one.`);
 }
 
 function noStream() {

@@ -295,6 +295,11 @@ export class Stepper {
    * @param {Memory} memory
    */
   async #clearRestarted(memory) {
+    if (memory.adopted.some(Boolean)) {
+      memory.positions.forEach((position, row) => {
+        if (position <= 0n) memory.adopted[row] = ""; // a new text was not adopted
+      });
+    }
     if (!memory.unsure) return;
     const rows = [...memory.positions.keys()].filter((row) => memory.positions[row] <= 0n);
     if (!rows.length) return;

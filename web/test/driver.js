@@ -56,9 +56,9 @@ const operations = {
     streams.set(stream, memory);
     return { positions: positions(memory) };
   },
-  async load({ stream, file }) {
+  async load({ stream, file, adopt }) {
     if (!existsSync(file)) return { lacks: true };
-    const memory = await model.loadMemory(readFileSync(file));
+    const memory = await model.loadMemory(readFileSync(file), { adopt });
     streams.set(stream, memory);
     return { positions: positions(memory) };
   },

@@ -25,6 +25,7 @@ import numpy as np
 import onnx_ir as ir
 
 from runtimes.base.startup import load_onnxruntime
+from runtimes.contract.conversion import in_bytes
 from runtimes.contract.precision import PRESETS, Precision
 from xl_export.graph.fused_cpu import SCALES_OF, matrices_of, reads_tables
 from xl_export.graph.ops import constant, remove_unused_nodes
@@ -147,12 +148,6 @@ def _replace_constant(
         graph.insert_before(graph[0], made)
         value.replace_all_uses_with(made[-1].outputs[0])
     del graph.initializers[str(value.name)]
-
-
-def in_bytes(array: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns int8 values and float32 scales, one for each vector along an axis: its largest value is 127."""
-    scales = np.abs(array).max(axis=axis, keepdims=True) / np.float32(127)
-    return np.round(array / np.where(scales > 0, scales, 1)).astype(np.int8), scales
 
 
 def _summed_axis(name: str) -> int | None:

@@ -58,12 +58,17 @@ class Memory {
   std::int64_t batch() const { return batch_; }
   const std::string& owner() const { return owner_; }  // the identity of the artefact
 
+  // For each row, the hashes of the weights that computed its stream before other weights continued it, with
+  // blanks between them.
+  const std::vector<std::string>& adopted() const { return adopted_; }
+
   // An independent fork of all streams.
   Memory copy() const {
     return detail::ort::edge("the fork", [&] {
-      Memory fork(state_, batch_, owner_, in_place_);
+      Memory fork(state_, batch_, owner_, identity_, in_place_);
       fork.positions = positions;
       fork.unsure_ = unsure_;
+      fork.adopted_ = adopted_;
       for (std::size_t index = 0; index < state_.size(); ++index) fork.now_[index].bytes = now_[index].bytes;
       fork.bind();
       return fork;
@@ -79,11 +84,14 @@ class Memory {
     detail::ort::Value value;  // over these bytes
   };
 
-  Memory(std::vector<State> state, std::int64_t batch, std::string owner, bool in_place)
+  Memory(std::vector<State> state, std::int64_t batch, std::string owner, MemoryIdentity identity,
+         bool in_place)
       : positions(static_cast<std::size_t>(batch)),
         state_(std::move(state)),
         batch_(batch),
         owner_(std::move(owner)),
+        identity_(std::move(identity)),
+        adopted_(static_cast<std::size_t>(batch)),
         in_place_(in_place),
         unsure_(static_cast<std::size_t>(batch)),
         now_(state_.size()),
@@ -116,7 +124,9 @@ class Memory {
   // unless the memory is a ring, which a step does not write whole, and whose logits show what it holds.
   void clear_restarted_rows() {
     for (std::size_t row = 0; row < positions.size(); ++row) {
-      if (positions[row] > 0 || !unsure_[row]) continue;
+      if (positions[row] > 0) continue;
+      adopted_[row].clear();  // a new text was not adopted
+      if (!unsure_[row]) continue;
       for (std::size_t index = 0; index < state_.size(); ++index) {
         const std::size_t size = state_[index].row_bytes();
         std::memset(now_[index].bytes.data() + row * size, 0, size);
@@ -136,6 +146,8 @@ class Memory {
   std::vector<State> state_;
   std::int64_t batch_ = 0;
   std::string owner_;
+  MemoryIdentity identity_;
+  std::vector<std::string> adopted_;
   bool in_place_ = false;
   std::vector<bool> unsure_;  // whether each row may hold values that are not finite
   std::vector<Tensor> now_, next_;

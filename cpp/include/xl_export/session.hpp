@@ -66,7 +66,7 @@ class Session {
                                      " streams does not fit into the memory of this machine; use a smaller "
                                      "batch.");
     return detail::ort::edge("the memory of the streams", [&] {
-      return Memory(spec().state, batch, spec().identity, spec().in_place());
+      return Memory(spec().state, batch, spec().identity, spec().memory_identity, spec().in_place());
     });
   }
 

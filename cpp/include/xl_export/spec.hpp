@@ -35,6 +35,12 @@ struct State {
   }
 };
 
+// What decides whether an artefact continues a saved stream.
+struct MemoryIdentity {
+  std::string layout;   // hash of what the numbers of a memory mean
+  std::string weights;  // hash of the trained weights, before their precision was reduced
+};
+
 // An input or output of a step that is no language model, and is not memory.
 struct Named {
   std::string name;
@@ -53,9 +59,7 @@ struct Named {
 // The contract of one artefact, as far as a loop needs it.
 struct Spec {
   std::string identity;   // the SHA-256 of spec.json
-  // What decides whether the artefact continues a saved stream: what the memory's numbers mean, and the hash
-  // of the trained weights.
-  std::string layout, weights;
+  MemoryIdentity memory_identity;
   std::string form;       // of the memory: ring, shift, hidden or own
   std::string precision;  // of the weights
   std::string target;     // onnxruntime, tensorrt or web
@@ -374,8 +378,8 @@ inline Spec parse_fields(const json::Value& document) {
   spec.memory = rule.at("mem_len").integer();
   spec.opset = document.at("opset").integer();
   spec.precision = document.at("precision").text;
-  spec.layout = document.at("memory_identity").at("layout").text;
-  spec.weights = document.at("memory_identity").at("weights").text;
+  const json::Value& memory = document.at("memory_identity");
+  spec.memory_identity = {memory.at("layout").text, memory.at("weights").text};
   spec.form = document.at("form").text;
   spec.storage = document.at("storage").text;
   spec.target = document.at("target").text;

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "conversion.hpp"
 #include "session.hpp"
 
 namespace xl_export {
@@ -67,13 +68,14 @@ class StreamFile {
     if (metadata.at("format").string() != stream_format) throw json::Value::wrong("it holds no streams");
     if (metadata.at("sha256").string() != sha256(bytes.data() + begin_, bytes.size() - begin_))
       throw json::Value::wrong("its numbers do not match its SHA-256");
-    owner_ = metadata.at("owner").string();
+    identity_ = {metadata.at("layout").string(), metadata.at("weights").string()};
+    if (const json::Value* adopted = metadata.find("adopted")) adopted_ = adopted->string();
     for (std::size_t index = 0; index < header.keys.size(); ++index)
       if (header.keys[index] != "__metadata__") add(header.keys[index], header.items[index]);
     verify_places();
   }
 
-  const std::string& owner() const { return owner_; }
+  const MemoryIdentity& identity() const { return identity_; }
   std::size_t tensors() const { return tensors_.size(); }
   const std::vector<std::int64_t>& shape(const std::string& name) const { return tensor(name).shape; }
 
@@ -88,12 +90,57 @@ class StreamFile {
     return bytes_.data() + begin_ + static_cast<std::size_t>(found.from);
   }
 
+  // A memory tensor of a session, in any element type, and its scales if it has bytes.
+  StoredTensor memory(const State& state, std::int64_t batch) const {
+    const std::string& dtype = tensor(state.name).dtype;
+    StoredTensor found;
+    for (const ElementType type : {ElementType::float16, ElementType::int8})
+      if (dtype == stored_type(type)) found.type = type;
+    std::vector<std::int64_t> shape = state.sizes;
+    shape.insert(shape.begin(), batch);
+    const std::size_t count = number_of(shape);
+    found.numbers = numbers(state.name, stored_type(found.type), shape, count * size_of(found.type));
+    if (!is_finite(found.numbers, count * size_of(found.type), found.type))
+      throw json::Value::wrong("it holds values that are not finite");
+    if (found.type != ElementType::int8) return found;
+    shape.back() = 1;
+    const std::size_t num_bytes = number_of(shape) * sizeof(float);
+    found.scales = numbers(state.name + "_scale", "F32", shape, num_bytes);
+    if (!is_finite(found.scales, num_bytes, ElementType::float32))
+      throw json::Value::wrong("it holds values that are not finite");
+    if (!are_scales(found.scales, num_bytes))
+      throw json::Value::wrong("it holds scales that no key or value has");
+    return found;
+  }
+
+  // The hashes of earlier weights of each row.
+  std::vector<std::string> adopted(std::size_t batch) const {
+    std::vector<std::string> rows(1);
+    for (const char letter : adopted_) {
+      if (letter == ',')
+        rows.emplace_back();
+      else if (letter == ' ' || (letter >= '0' && letter <= '9') || (letter >= 'a' && letter <= 'f'))
+        rows.back() += letter;
+      else
+        throw json::Value::wrong("`adopted` does not have hashes");
+    }
+    if (adopted_.empty()) rows.resize(batch);
+    if (rows.size() != batch) throw json::Value::wrong("`adopted` does not have the hashes of its streams");
+    return rows;
+  }
+
  private:
   struct Tensor {
     std::string dtype;
     std::vector<std::int64_t> shape;
     std::int64_t from = 0, to = 0;  // offsets behind the header
   };
+
+  static std::size_t number_of(const std::vector<std::int64_t>& shape) {
+    std::size_t count = 1;
+    for (const std::int64_t size : shape) count *= static_cast<std::size_t>(size);
+    return count;
+  }
 
   void add(const std::string& name, const json::Value& entry) {
     const auto most = static_cast<std::int64_t>(bytes_.size() - begin_);
@@ -129,14 +176,16 @@ class StreamFile {
 
   const Bytes& bytes_;
   std::size_t begin_ = 0;
-  std::string owner_;
+  MemoryIdentity identity_;
+  std::string adopted_;
   std::unordered_map<std::string, Tensor> tensors_;
 };
 
 // What reads and writes the tensors of a memory, which are nobody else's to see.
 struct Streams {
   static void save(const Memory& memory, const std::filesystem::path& path);
-  static Memory load(const Session& session, const std::filesystem::path& path);
+  static Memory load(const Session& session, const std::filesystem::path& path, bool adopt);
+  static void refuse_other_memory(const StreamFile& file, const Spec& spec, const std::string& path, bool adopt);
 };
 
 inline void Streams::save(const Memory& memory, const std::filesystem::path& path) {
@@ -169,9 +218,18 @@ inline void Streams::save(const Memory& memory, const std::filesystem::path& pat
     shape.insert(shape.begin(), memory.batch());
     entries += ", " + header_entry(state.name, stored_type(state.dtype), shape, at, row * batch);
   }
-  std::string header = "{\"__metadata__\": {\"format\": \"" + std::string(stream_format) +
-                       "\", \"owner\": \"" + memory.owner() + "\", \"sha256\": \"" +
-                       sha256(numbers.data(), numbers.size()) + "\"}, " + entries + "}";
+  std::string adopted;
+  for (std::size_t row = 0; row < batch; ++row) adopted += (row ? "," : "") + memory.adopted_[row];
+  std::string header = "{\"__metadata__\": {";
+  const auto note = [&](const char* key, const std::string& value) {
+    header += std::string("\"") + key + "\": \"" + value + "\", ";
+  };
+  note("format", stream_format);
+  note("layout", memory.identity_.layout);
+  note("weights", memory.identity_.weights);
+  note("artefact", memory.owner());
+  if (adopted.size() >= batch) note("adopted", adopted);  // not only the commas between the rows
+  header += "\"sha256\": \"" + sha256(numbers.data(), numbers.size()) + "\"}, " + entries + "}";
   header.resize((header.size() + 7) / 8 * 8, ' ');  // so that the numbers begin at a multiple of 8 bytes
   Bytes file;
   for (int byte = 0; byte < 8; ++byte)
@@ -181,20 +239,28 @@ inline void Streams::save(const Memory& memory, const std::filesystem::path& pat
   write_file(path, file);
 }
 
-inline Memory Streams::load(const Session& session, const std::filesystem::path& path) {
+inline void Streams::refuse_other_memory(const StreamFile& file, const Spec& spec, const std::string& path,
+                                         bool adopt) {
+  if (file.identity().layout != spec.memory_identity.layout)
+    throw Error(Fault::stream, path + " holds streams with another memory: its form, rule or vocabulary differs; "
+                                      "open an artefact with the same ones, or start a new stream.");
+  if (file.identity().weights != spec.memory_identity.weights && !adopt)
+    throw Error(Fault::stream, path + " holds streams that other weights computed (" +
+                                   shown(file.identity().weights.substr(0, 12)) + ", and this model has " +
+                                   spec.memory_identity.weights.substr(0, 12) +
+                                   "); load them with adopt = true to continue them with this model, or open a "
+                                   "model with those weights.");
+}
+
+inline Memory Streams::load(const Session& session, const std::filesystem::path& path, bool adopt) {
   const Spec& spec = session.spec();
   const Bytes bytes = read_file(path);
   const auto wrong = [](const std::string& what) { return json::Value::wrong(what); };
   try {
     const StreamFile file(bytes);
-    if (file.owner() != spec.identity)
-      throw Error(Fault::stream, path.string() + " holds the memory of artefact " +
-                                     shown(file.owner().substr(0, 12)) + ", and this session runs " +
-                                     spec.identity.substr(0, 12) +
-                                     "; open the artefact that the stream was started on.");
+    refuse_other_memory(file, spec, path.string(), adopt);
     const std::vector<std::int64_t> streams = file.shape("positions");
-    if (streams.size() != 1 || file.tensors() != 1 + spec.state.size())
-      throw wrong("it has not the tensors of this artefact's streams");
+    if (streams.size() != 1) throw wrong("its positions are no list");
     if (streams[0] < 1 || streams[0] > most_streams) throw wrong("it has not 1 to 65536 streams");
     const auto batch = static_cast<std::size_t>(streams[0]);
     // The whole file is compared with the artefact before memory of the size that it claims is taken.
@@ -204,22 +270,28 @@ inline Memory Streams::load(const Session& session, const std::filesystem::path&
     for (const std::int64_t position : positions)
       if (position > furthest_position || position < -furthest_position)
         throw wrong("a position is beyond 2^62");
-    std::vector<View<std::uint8_t>> contents;
+    std::vector<StoredTensor> contents(spec.state.size());
+    std::size_t known = 1;
     for (std::size_t index = 0; index < spec.state.size(); ++index) {
-      const State& state = spec.state[index];
-      const std::size_t num_bytes = batch * state.row_bytes();
-      std::vector<std::int64_t> shape = state.sizes;
-      shape.insert(shape.begin(), streams[0]);
-      contents.emplace_back(file.numbers(state.name, stored_type(state.dtype), shape, num_bytes), num_bytes);
-      if (!is_finite(contents.back().data(), num_bytes, state.dtype))
-        throw wrong("it holds values that are not finite");
-      if (spec.is_scale(index) && !are_scales(contents.back().data(), num_bytes))
-        throw wrong("it holds scales that no key or value has");
+      if (spec.is_scale(index)) continue;
+      contents[index] = file.memory(spec.state[index], streams[0]);
+      known += contents[index].scales ? 2 : 1;
     }
+    if (file.tensors() != known) throw wrong("it has not the tensors of this artefact's streams");
     Memory memory = session.start(streams[0]);
     memory.positions = std::move(positions);
-    for (std::size_t index = 0; index < contents.size(); ++index)
-      std::copy(contents[index].begin(), contents[index].end(), memory.now_[index].bytes.begin());
+    memory.adopted_ = file.adopted(batch);
+    for (std::size_t index = 0; index < contents.size(); ++index) {
+      const State& state = spec.state[index];
+      if (spec.is_scale(index)) continue;  // written with its bytes
+      const std::size_t width = state.sizes.empty() ? 1 : static_cast<std::size_t>(state.sizes.back());
+      const std::size_t count = batch * state.row_bytes() / size_of(state.dtype);
+      std::uint8_t* scales = state.dtype == ElementType::int8 ? memory.now_[index + 1].bytes.data() : nullptr;
+      convert(contents[index], width ? count / width : 0, width, state.dtype, memory.now_[index].bytes.data(),
+              scales);
+    }
+    if (file.identity().weights != spec.memory_identity.weights)
+      for (std::string& row : memory.adopted_) row += (row.empty() ? "" : " ") + file.identity().weights;
     return memory;
   } catch (const Error& error) {
     if (error.fault() != Fault::artefact) throw;
@@ -235,13 +307,14 @@ inline void save(const Memory& memory, const std::filesystem::path& path) {
   detail::in_memory("the file of streams", [&] { detail::Streams::save(memory, path); });
 }
 
-// The memory in a file of saved streams. Throws where the streams belong to another artefact, and where the
-// file is damaged.
-inline Memory load(const Session& session, const std::filesystem::path& path) {
+// The memory in a file of saved streams. It may be of another artefact with the same `memory_identity`, and a
+// memory of another precision is converted. With `adopt`, streams that other weights computed continue too, and
+// `Memory::adopted` records it. Throws if the session cannot continue the streams or the file is damaged.
+inline Memory load(const Session& session, const std::filesystem::path& path, bool adopt = false) {
   std::error_code error;
   if (!std::filesystem::is_regular_file(path, error))
     throw Error(Fault::option, path.string() + " is no file; give one that save or save_memory wrote.");
-  return detail::in_memory("the file of streams", [&] { return detail::Streams::load(session, path); });
+  return detail::in_memory("the file of streams", [&] { return detail::Streams::load(session, path, adopt); });
 }
 
 }  // namespace xl_export

@@ -4,6 +4,7 @@ written.
 
 from __future__ import annotations
 
+import dataclasses
 import stat
 from pathlib import Path
 
@@ -84,8 +85,9 @@ def test_nothing_is_parsed_before_the_signature_fits(
 def test_the_stream_of_another_artefact_is_refused(
     file: Path, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "identity", "0" * 64)
-    with pytest.raises(StreamError, match="holds the memory of artefact"):
+    other = dataclasses.replace(session.memory_identity, weights="0" * 64)
+    monkeypatch.setattr(session, "memory_identity", other)
+    with pytest.raises(StreamError, match="other weights computed"):
         read_snapshot(file, session, key=KEY)
 
 

@@ -189,9 +189,9 @@ class WorkerModel {
     return this.#over("saveMemory", {}, memory);
   }
 
-  /** @param {Uint8Array | ArrayBuffer} file */
-  async loadMemory(file) {
-    return new WorkerMemory(this.asker, await this.asker.ask("loadMemory", { file }));
+  /** @param {Uint8Array | ArrayBuffer} file @param {{adopt?: boolean}} [options] */
+  async loadMemory(file, { adopt = false } = {}) {
+    return new WorkerMemory(this.asker, await this.asker.ask("loadMemory", { file, adopt }));
   }
 
   /** @param {{signal?: AbortSignal}} [options] */

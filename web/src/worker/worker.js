@@ -56,7 +56,7 @@ const methods = {
     return { spec, identity, sampling, facts, vocabularyFiles };
   },
   start: async ({ batch }) => kept(await model.start(batch)),
-  loadMemory: async ({ file }) => kept(await model.loadMemory(file)),
+  loadMemory: async ({ file, adopt }) => kept(await model.loadMemory(file, { adopt })),
   saveMemory: ({ memory }) => over(memory, (used) => model.saveMemory(used)),
   copy: async ({ memory }) => kept(await /** @type {Memory} */ (memoryOf(memory)).copy()),
   rewind: ({ memory, count }) => over(memory, (used) => model.rewind(used, count)),

@@ -24,8 +24,8 @@ import numpy as np
 from runtimes.base.errors import ArtefactError, ConfigError, StreamError
 from runtimes.base.files import atomic_file, open_file, reading, writing
 from runtimes.base.tensors_file import LENGTH_BYTES, tensors_in
-from runtimes.contract.checks import memory_of
-from runtimes.contract.memory import MAX_POSITION, STREAMS, write_memory
+from runtimes.contract.checks import memory_of, refuse_no_streams
+from runtimes.contract.memory import MAX_POSITION, write_memory
 from runtimes.contract.session import Session, is_language_model
 from runtimes.contract.tensors import row_bytes
 from xl_export.serve.core.state import StreamState
@@ -134,9 +134,8 @@ def read_snapshot(
             )
         stream.seek(0)
         arrays, facts = tensors_in(stream, Path(name))
-    if facts.get("format") != STREAMS or "positions" not in arrays:
-        raise ArtefactError(f"{name} holds no stream; expected a file that a server of streams wrote.")
-    memory = memory_of(facts.get("owner", ""), arrays, session, Path(name))
+    refuse_no_streams(facts, arrays, name)
+    memory = memory_of(facts, arrays, session, Path(name))
     tail = np.array(facts.get("tail", "").split(), np.int64)
     try:
         content = base64.b64decode(facts.get("logits", ""), validate=True)
