@@ -294,13 +294,13 @@ def test_memory_that_was_tampered_with_is_refused(
     refuses("positions are beyond")
     memory.tensors.popitem()
     refuses("do not have the names of this session")
-    memory.owner = "another"
+    memory.owner = memory.owner._replace(artefact="another")
     refuses("the memory belongs to artefact another")
     for given in (None, "memory", {"positions": 1}, np.zeros(3)):
         for use in each_verb(ZEROS):
             with pytest.raises(StreamError, match=r"the memory is of type \w+; use memory from start\(\)"):
                 use(session, given)  # type: ignore[arg-type]
-    memory.owner = session.identity
+    memory.owner = owner_of(session)
     session.step(ZEROS, memory)
     check_memory(session, memory)
 
