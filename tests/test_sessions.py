@@ -16,7 +16,7 @@ import pytest
 
 from runtimes import Memory, Session, open_session
 from runtimes.base.errors import StreamError
-from runtimes.contract.checks import check_memory
+from runtimes.contract.checks import check_memory, owner_of
 from runtimes.contract.engine import Profile
 from runtimes.contract.precision import MemoryPrecision
 from runtimes.contract.rule import MemoryRule
