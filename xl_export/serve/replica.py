@@ -30,8 +30,7 @@ from xl_export.serve.core.engine import Engine
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Answer, Ended, PromptFed, Task, TokenOut
 from xl_export.serve.http.base.encoding import encoding, to_json
-from xl_export.serve.http.base.endpoint import doc
-from xl_export.serve.http.base.errors import RefusedError, refuse_failure
+from xl_export.serve.http.base.errors import RefusedError, doc, refuse_failure
 from xl_export.serve.http.base.limits import (
     Limits,
     decoded,

@@ -19,8 +19,8 @@ from starlette.responses import Response
 from runtimes.contract.spec import Spec
 from runtimes.contract.tensors import MAX_AXES, POSITIONS, TensorSpec
 from xl_export.serve.http.base.encoding import to_json
-from xl_export.serve.http.base.endpoint import BINARY, Endpoints, doc
-from xl_export.serve.http.base.errors import RefusedError
+from xl_export.serve.http.base.endpoint import BINARY, Endpoints
+from xl_export.serve.http.base.errors import RefusedError, doc
 from xl_export.serve.http.base.exchange import Exchange, json, of_json
 from xl_export.serve.http.base.limits import Limits, decoded
 from xl_export.serve.http.base.server import Model

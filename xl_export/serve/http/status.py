@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal
 
+import msgspec
 from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -14,7 +15,8 @@ from runtimes.contract.session import is_language_model
 from runtimes.contract.spec import POSITION_BYTES
 from runtimes.contract.tensors import row_bytes
 from xl_export.serve.core.engine import Engine
-from xl_export.serve.http.base.endpoint import Endpoints, doc
+from xl_export.serve.http.base.endpoint import Endpoints
+from xl_export.serve.http.base.errors import doc
 from xl_export.serve.http.base.exchange import Exchange, json
 from xl_export.serve.http.base.server import Model, Server
 
@@ -40,23 +42,23 @@ COUNTERS = (
 )
 
 
-class Health(TypedDict):
+class Health(msgspec.Struct, kw_only=True):
     """Whether the engines run."""
 
     status: Annotated[Literal["ok", "failed"], doc("Whether all engines run.")]
     failed: Annotated[list[str], doc("The models whose engine does not run.")]
 
 
-class Ready(TypedDict):
+class Ready(msgspec.Struct, kw_only=True):
     """Whether requests are answered."""
 
     ready: Annotated[bool, doc("Whether requests are answered.")]
 
 
-class ServerMetrics(TypedDict):
+class ServerMetrics(msgspec.Struct, kw_only=True):
     """The metrics of each model."""
 
-    object: Annotated[Literal["server"], doc("The kind of this document.")]
+    object: Annotated[Literal["server"], doc("The kind of this document.")] = "server"
     requests: Annotated[int, doc("How many requests are served or wait.")]
     streams_survive: Annotated[bool, doc("Whether streams continue after a restart of the server.")]
     models: Annotated[
@@ -64,7 +66,7 @@ class ServerMetrics(TypedDict):
     ]
 
 
-class VocabularyFacts(TypedDict):
+class VocabularyFacts(msgspec.Struct, kw_only=True):
     """The vocabulary of a model."""
 
     kind: Annotated[str, doc("What tokens are: char, word, subword, ids or byte.")]
@@ -72,7 +74,7 @@ class VocabularyFacts(TypedDict):
     special: Annotated[dict[str, int], doc("Special tokens, by their meaning.")]
 
 
-class ModelFacts(TypedDict):
+class ModelFacts(msgspec.Struct, kw_only=True):
     """What is known of a model beyond OpenAI's fields."""
 
     identity: Annotated[str, doc("The hash of the artefact.")]
@@ -98,21 +100,21 @@ class ModelFacts(TypedDict):
     rows_dependence: Annotated[str | None, doc("Why rows_independent is false; null otherwise.")]
 
 
-class ModelDocument(TypedDict):
+class ModelDocument(msgspec.Struct, kw_only=True):
     """A model that is served."""
 
     id: Annotated[str, doc("The name of the model.")]
-    object: Annotated[Literal["model"], doc("The kind of this document.")]
+    object: Annotated[Literal["model"], doc("The kind of this document.")] = "model"
     created: Annotated[int, doc("When it was opened, in seconds since 1970.")]
-    owned_by: Annotated[str, doc("Who offers the model; the same for all models.")]
+    owned_by: Annotated[str, doc("The owner of the model; the same for all models.")] = "xl-export"
     max_model_len: Annotated[int, doc("The most tokens of the prompts of a request. A stream has no end.")]
     xl_export: Annotated[ModelFacts, doc("What is known of the model beyond OpenAI's fields.")]
 
 
-class ModelList(TypedDict):
+class ModelList(msgspec.Struct, kw_only=True):
     """The models that are served; the first one answers requests without a name."""
 
-    object: Annotated[Literal["list"], doc("The kind of this document.")]
+    object: Annotated[Literal["list"], doc("The kind of this document.")] = "list"
     data: Annotated[list[ModelDocument], doc("The models; the first one answers requests without a name.")]
 
 
@@ -120,7 +122,7 @@ class ModelList(TypedDict):
 async def health(exchange: Exchange) -> Response:
     """Whether the engines run."""
     dead = [name for name, model in exchange.server.models.items() if not model.engine.alive]
-    return json({"status": "failed" if dead else "ok", "failed": dead}, 503 if dead else 200)
+    return json(Health(status="failed" if dead else "ok", failed=dead), 503 if dead else 200)
 
 
 @ENDPOINTS.add("GET", "/ready", answer=Ready, instead={503: Ready}, is_open=True)
@@ -130,7 +132,7 @@ async def ready(exchange: Exchange) -> Response:
     server = exchange.server
     is_ready = bool(server.models) and not server.stopping
     is_ready = is_ready and all(model.engine.alive for model in server.models.values())
-    return json({"ready": is_ready}, 200 if is_ready else 503)
+    return json(Ready(ready=is_ready), 200 if is_ready else 503)
 
 
 @ENDPOINTS.add("GET", "/metrics", content="text/plain")
@@ -189,28 +191,20 @@ class _Metrics(Collector):
 async def server_metrics(exchange: Exchange) -> Response:
     """The metrics of each model as JSON."""
     server = exchange.server
-    return json(
-        {
-            "object": "server",
-            "requests": server.requests.total,
-            "streams_survive": server.state is not None,
-            "models": {
-                name: {
-                    "bytes_per_stream": _bytes_per_stream(model),
-                    **{figure: value for figure, _, value in model.metrics()},
-                }
-                for name, model in server.models.items()
-            },
-        }
-    )
+    found = {
+        name: {"bytes_per_stream": _bytes_per_stream(model)}
+        | {key: value for key, _, value in model.metrics()}
+        for name, model in server.models.items()
+    }
+    survive = server.state is not None
+    return json(ServerMetrics(requests=server.requests.total, streams_survive=survive, models=found))
 
 
 @ENDPOINTS.add("GET", "/v1/models", answer=ModelList, link=("name", "/data/0/id"))
 async def models(exchange: Exchange) -> Response:
     """The models that are served."""
-    server = exchange.server
-    found = [facts(model, server.limits.prompt_tokens) for model in server.models.values()]
-    return json({"object": "list", "data": found})
+    most = exchange.server.limits.prompt_tokens
+    return json(ModelList(data=[facts(model, most) for model in exchange.server.models.values()]))
 
 
 @ENDPOINTS.add("GET", "/v1/models/{name}", answer=ModelDocument, refused=(404, 503))
@@ -223,39 +217,32 @@ async def model(exchange: Exchange) -> Response:
 def facts(model: Model, prompt_tokens: int) -> ModelDocument:
     """A model as OpenAI lists it, with what is known about it under `xl_export`."""
     session = model.session
-    spec = model.session.spec
-    rule = session.rule
+    spec = session.spec
     vocabulary: VocabularyFacts | None = None
     growing: int | None = None
     if is_language_model(session):
         vocab = session.vocab
         growing = None if spec is None else spec.model.growing_bytes_per_token
-        vocabulary = {"kind": vocab.kind, "size": vocab.size, "special": vocab.special.to_json()}
+        vocabulary = VocabularyFacts(kind=vocab.kind, size=vocab.size, special=vocab.special.to_json())
     dependence = model.engine.dependence if isinstance(model.engine, Engine) else None
-    return {
-        "id": model.name,
-        "object": "model",
-        "created": model.created,
-        "owned_by": "xl-export",
-        "max_model_len": prompt_tokens,
-        "xl_export": {
-            "identity": session.identity,
-            "mem_len": rule.mem_len,
-            "segment": rule.segment,
-            "mask": rule.mask,
-            "vocabulary": vocabulary,
-            "parameters": None if spec is None else spec.model.parameters,
-            "precision": "fp32" if spec is None else spec.precision,
-            "memory_precision": "fp32" if spec is None else spec.memory_precision,
-            "bytes_per_stream": _bytes_per_stream(model),
-            "growing_bytes_per_token": growing,
-            "sampling": session.sampler.changed(),
-            "computed_by": session.computed_by,
-            "threads": model.threads,
-            "rows_independent": dependence is None,
-            "rows_dependence": dependence,
-        },
-    }
+    own = ModelFacts(
+        identity=session.identity,
+        mem_len=session.rule.mem_len,
+        segment=session.rule.segment,
+        mask=session.rule.mask,
+        vocabulary=vocabulary,
+        parameters=None if spec is None else spec.model.parameters,
+        precision="fp32" if spec is None else spec.precision,
+        memory_precision="fp32" if spec is None else spec.memory_precision,
+        bytes_per_stream=_bytes_per_stream(model),
+        growing_bytes_per_token=growing,
+        sampling=session.sampler.changed(),
+        computed_by=session.computed_by,
+        threads=model.threads,
+        rows_independent=dependence is None,
+        rows_dependence=dependence,
+    )
+    return ModelDocument(id=model.name, created=model.created, max_model_len=prompt_tokens, xl_export=own)
 
 
 def _bytes_per_stream(model: Model) -> int:

@@ -1,22 +1,22 @@
-"""Endpoints, and `/openapi.json`: what can be asked and what is answered, as the types of bodies say it."""
+"""Endpoints, and `/openapi.json`, which describes the types of their bodies and answers."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from http import HTTPStatus
-from typing import Annotated, Any, TypedDict, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 from starlette.responses import Response
 
-from xl_export.serve.http.base.errors import has_plain_errors
+from xl_export.serve.http.base.errors import Error, PlainError, has_plain_errors
 from xl_export.serve.http.base.limits import Reads
 
 Handler = TypeVar("Handler", bound=Callable[..., Coroutine[Any, Any, Response | None]])
 TEXT = {"type": "string"}
+JSON = "application/json"
 BINARY = "application/octet-stream"
 # Why a request may be refused, by the status of the answer.
 REFUSALS = {
@@ -49,49 +49,21 @@ HEADERS = {
 }
 
 
-def doc(text: str) -> msgspec.Meta:
-    """The description of a field, in its annotation."""
-    return msgspec.Meta(description=text)
-
-
-class ErrorFacts(TypedDict):
-    """What is wrong with a request."""
-
-    message: Annotated[str, doc("What is wrong, and how to fix it.")]
-    type: Annotated[str, doc("The kind of error.")]
-    param: Annotated[str | None, doc("The field of the body that is wrong.")]
-    code: Annotated[str | None, doc("A word for programs.")]
-
-
-class Error(TypedDict):
-    """The answer to a request that is refused."""
-
-    error: Annotated[ErrorFacts, doc("What is wrong with the request.")]
-
-
-class PlainError(TypedDict):
-    """The answer to a request that is refused, in the Open Inference Protocol."""
-
-    error: Annotated[str, doc("What is wrong, and how to fix it.")]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """One method of one path: how it is routed, read, answered and described. Only the declarations of
-    endpoints know paths and methods.
-    """
+    """One method of one path: how it is routed, read, answered and described."""
 
     #: The HTTP method.
     method: str
     #: Names in braces are variables, which match one part of a path.
     path: str
-    #: Answers an exchange; it gets the body as well if there is one. What it returns is sent.
+    #: Answers a request; it gets the body as well if there is one. A response that it returns is sent.
     handler: Callable[..., Coroutine[Any, Any, Response | None]]
-    #: For the description; endpoints without a summary are not described.
+    #: The description; endpoints without a summary are not described.
     summary: str = ""
-    #: The parameters of the query string.
+    #: The names of the parameters of the query string.
     query: tuple[str, ...] = ()
-    #: The type that the body is read as, in JSON.
+    #: The type of the body in JSON.
     body: type | None = None
     #: Reads a body that need not be JSON.
     reads: Reads | None = None
@@ -103,12 +75,13 @@ class Endpoint:
     queued: bool = False
     #: The type of a success, or a union; None for a text or a file.
     answer: Any = None
-    content: str = "application/json"
+    #: The content type of a success.
+    content: str = JSON
     #: The type of its server-sent events, if it may answer with them.
     event: Any = None
     #: The type of the last event, if it is another.
     last_event: Any = None
-    #: Of a success.
+    #: The status of a success.
     status: int = 200
     #: The types of answers with other statuses that are not errors in the usual form.
     instead: Mapping[int, Any] = field(default_factory=dict)
@@ -119,21 +92,16 @@ class Endpoint:
     #: Whether it needs no key.
     is_open: bool = False
 
-    @cached_property
-    def pattern(self) -> re.Pattern[str]:
-        """Matches its paths."""
-        return re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", self.path))
-
     @property
     def name(self) -> str:
-        """What programs call it."""
+        """The name of the operation in programs."""
         parts = [part.strip("{}").replace(".", "_") for part in self.path.split("/") if part]
         return "_".join([self.method.lower(), *parts])
 
     @property
-    def parameters(self) -> list[str]:
+    def variables(self) -> list[str]:
         """The names in its path."""
-        return [part[1:-1] for part in self.path.split("/") if part.startswith("{")]
+        return re.findall(r"{(\w+)}", self.path)
 
 
 class Endpoints(list[Endpoint]):
@@ -149,12 +117,9 @@ class Endpoints(list[Endpoint]):
         """
 
         def declare(handler: Handler) -> Handler:
-            summary = str(handler.__doc__).partition("\n\n")[0] if described else ""
-            body = get_type_hints(handler).get("body")
-            for path in paths:
-                self.append(
-                    Endpoint(method=method, path=path, handler=handler, summary=summary, body=body, **facts)
-                )
+            facts["summary"] = str(handler.__doc__).partition("\n\n")[0] if described else ""
+            facts["body"] = get_type_hints(handler).get("body")
+            self.extend(Endpoint(method=method, path=path, handler=handler, **facts) for path in paths)
             return handler
 
         return declare
@@ -163,16 +128,18 @@ class Endpoints(list[Endpoint]):
 def description(endpoints: Sequence[Endpoint], *, version: str) -> dict[str, Any]:
     """The OpenAPI document of these endpoints, without those that have no summary."""
     endpoints = [each for each in endpoints if each.summary]
-    bodies = {each.body for each in endpoints if each.body is not None}
-    answers = {
-        kind
-        for each in endpoints
-        for answer in (each.answer, each.event, each.last_event, *each.instead.values())
-        for kind in _kinds(answer)
-    }
     paths: dict[str, dict[str, Any]] = {}
-    for endpoint in endpoints:
-        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _document(endpoint, endpoints)
+    kinds: dict[str, Any] = {"Error": Error, "PlainError": PlainError}
+    for each in endpoints:
+        paths.setdefault(each.path, {})[each.method.lower()] = _operation(each, endpoints)
+        for kind in (each.body, each.answer, each.event, each.last_event, *each.instead.values()):
+            kinds |= {one.__name__: one for one in _members(kind)}
+    schemas = msgspec.json.schema_components(
+        [kinds[name] for name in sorted(kinds)], ref_template="#/components/schemas/{name}"
+    )[1]
+    refusals = {f"Refused{status}": _response(why, _content(Error)) for status, why in REFUSALS.items()}
+    for status in (409, 429, 503):
+        refusals[f"Refused{status}"]["headers"]["Retry-After"] = {"$ref": "#/components/headers/Retry-After"}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -182,87 +149,69 @@ def description(endpoints: Sequence[Endpoint], *, version: str) -> dict[str, Any
         },
         "paths": paths,
         "components": {
-            "schemas": msgspec.json.schema_components(
-                sorted({Error, PlainError} | bodies | answers, key=lambda kind: str(kind.__name__)),
-                ref_template="#/components/schemas/{name}",
-            )[1],
+            "schemas": schemas,
             "headers": HEADERS,
-            "responses": _refusals(),
+            "responses": refusals,
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{"key": []}, {}],
     }
 
 
-def _document(endpoint: Endpoint, endpoints: Sequence[Endpoint]) -> dict[str, Any]:
-    document: dict[str, Any] = {
+def _operation(endpoint: Endpoint, endpoints: Sequence[Endpoint]) -> dict[str, Any]:
+    operation: dict[str, Any] = {
         "operationId": endpoint.name,
         "summary": endpoint.summary,
+        "parameters": [
+            {"name": name, "in": place, "required": place == "path", "schema": TEXT}
+            for place, names in (("path", endpoint.variables), ("query", endpoint.query))
+            for name in names
+        ],
         "responses": _responses(endpoint, endpoints),
     }
-    parameters = [
-        {"name": name, "in": "path", "required": True, "schema": TEXT} for name in endpoint.parameters
-    ]
-    parameters += [
-        {"name": name, "in": "query", "required": False, "schema": TEXT} for name in endpoint.query
-    ]
-    if parameters:
-        document["parameters"] = parameters
-    if endpoint.body is not None:
-        content = _json(endpoint.body)
+    if endpoint.body is not None or endpoint.file:
+        content: dict[str, Any] = {BINARY: {}} if endpoint.file else _content(endpoint.body)
         if endpoint.form is not None:
             content[endpoint.form] = {}
-        document["requestBody"] = {"required": True, "content": content}
-    elif endpoint.file:
-        document["requestBody"] = {"required": True, "content": {BINARY: {}}}
+        operation["requestBody"] = {"required": True, "content": content}
     if endpoint.is_open:
-        document["security"] = []
-    return document
+        operation["security"] = []
+    return operation
 
 
 def _responses(endpoint: Endpoint, endpoints: Sequence[Endpoint]) -> dict[str, Any]:
+    text = endpoint.summary
     content: dict[str, Any] = {endpoint.content: {} if endpoint.content == BINARY else {"schema": TEXT}}
     if endpoint.answer:
-        content = _json(endpoint.answer)
+        content = _content(endpoint.answer)
     if endpoint.form is not None:
         content[endpoint.form] = {}
-    text = endpoint.summary
     if endpoint.event:
         event = {"type": "object", "required": ["data"], "properties": {"data": TEXT}}
         content["text/event-stream"] = {"schema": event}
         text += f" With `stream`, events come, each a `data:` line with a {endpoint.event.__name__}"
         if endpoint.last_event:
             text += f", the last one with a {endpoint.last_event.__name__}"
-        text += ", and then `data: [DONE]`. Where the server fails, the last one has an Error."
-    success = _response(text, content)
+        text += ", and then `data: [DONE]`. If the server fails, the last one has an Error."
+    found = {endpoint.status: _response(text, content)}
     if endpoint.link is not None:
-        parameter, place = endpoint.link
-        success["links"] = {
-            other.name: {"operationId": other.name, "parameters": {parameter: f"$response.body#{place}"}}
+        variable, place = endpoint.link
+        found[endpoint.status]["links"] = {
+            other.name: {"operationId": other.name, "parameters": {variable: f"$response.body#{place}"}}
             for other in endpoints
-            if parameter in other.parameters
+            if variable in other.variables
         }
-    found = {endpoint.status: success}
     for status, kind in endpoint.instead.items():
-        found[status] = _response(HTTPStatus(status).phrase, _json(kind))
-    statuses = {*ALWAYS, *endpoint.refused} | (set() if endpoint.is_open else {*WITH_KEY})
-    if endpoint.body is not None or endpoint.file:
-        statuses |= {*WITH_BODY}
-    if endpoint.query:
-        statuses.add(400)
+        found[status] = _response(HTTPStatus(status).phrase, _content(kind))
+    statuses = {*ALWAYS, *endpoint.refused}
+    statuses |= {*WITH_KEY} if not endpoint.is_open else set()
+    statuses |= {*WITH_BODY} if endpoint.body is not None or endpoint.file else set()
+    statuses |= {400} if endpoint.query else set()
     for status in statuses - found.keys():
         found[status] = {"$ref": f"#/components/responses/Refused{status}"}
         if has_plain_errors(endpoint.path):
-            found[status] = _response(REFUSALS[status], _json(PlainError))
+            found[status] = _response(REFUSALS[status], _content(PlainError))
     return {str(status): found[status] for status in sorted(found)}
-
-
-def _refusals() -> dict[str, Any]:
-    """The answers to requests that are refused, by name."""
-    found = {f"Refused{status}": _response(why, _json(Error)) for status, why in REFUSALS.items()}
-    for status in (409, 429, 503):
-        found[f"Refused{status}"]["headers"]["Retry-After"] = {"$ref": "#/components/headers/Retry-After"}
-    return found
 
 
 def _response(text: str, content: dict[str, Any]) -> dict[str, Any]:
@@ -270,12 +219,12 @@ def _response(text: str, content: dict[str, Any]) -> dict[str, Any]:
     return {"description": text, "headers": headers, "content": content}
 
 
-def _kinds(kind: Any) -> Sequence[Any]:
+def _content(kind: Any) -> dict[str, Any]:
+    """The content of an answer or a body of that type."""
+    schemas = [{"$ref": f"#/components/schemas/{each.__name__}"} for each in _members(kind)]
+    return {JSON: {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}}
+
+
+def _members(kind: Any) -> Sequence[Any]:
     """The types of a union, of a single type, or of None."""
     return get_args(kind) or ([kind] if kind else [])
-
-
-def _json(kind: Any) -> dict[str, Any]:
-    """The content of an answer or a body of that type."""
-    schemas = [{"$ref": f"#/components/schemas/{each.__name__}"} for each in _kinds(kind)]
-    return {"application/json": {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}}

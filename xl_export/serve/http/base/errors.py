@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated
 
 import msgspec
 from starlette.responses import Response
@@ -45,6 +45,35 @@ ANSWERS: tuple[tuple[type[UserError], int, str, float | None], ...] = (
 )
 
 
+def doc(text: str) -> msgspec.Meta:
+    """The description of a field, in its annotation."""
+    return msgspec.Meta(description=text)
+
+
+class ErrorFacts(msgspec.Struct, kw_only=True):
+    """What is wrong with a request."""
+
+    message: Annotated[str, doc("What is wrong, and how to fix it.")]
+    type: Annotated[str, doc("The kind of error.")]
+    param: Annotated[str | None, doc("The field of the body that is wrong.")]
+    code: Annotated[str | None, doc("A word for programs.")]
+    position: Annotated[
+        int | msgspec.UnsetType, doc("The position of the stream, if the request gave another.")
+    ] = msgspec.UNSET
+
+
+class Error(msgspec.Struct):
+    """The answer to a request that is refused."""
+
+    error: Annotated[ErrorFacts, doc("What is wrong with the request.")]
+
+
+class PlainError(msgspec.Struct):
+    """The answer to a request that is refused, in the Open Inference Protocol."""
+
+    error: Annotated[str, doc("What is wrong, and how to fix it.")]
+
+
 class RefusedError(Exception):
     """A request that is not served. Its message is one sentence: what was given, what was expected, how to
     fix it.
@@ -60,10 +89,11 @@ class RefusedError(Exception):
         retry_after: float | None = None,
         closes: bool = False,
         allow: str | None = None,
+        position: int | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
-        #: Of HTTP.
+        #: The status of HTTP.
         self.status = status
         #: The field of the body that is wrong.
         self.param = param
@@ -75,12 +105,16 @@ class RefusedError(Exception):
         self.closes = closes
         #: The methods that the path has.
         self.allow = allow
+        #: The position of the stream, if the request gave another.
+        self.position = position
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> Error:
         """The answer, for JSON."""
         kind = TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
-        return {"error": error}
+        position = msgspec.UNSET if self.position is None else self.position
+        return Error(
+            ErrorFacts(message=self.message, type=kind, param=self.param, code=self.code, position=position)
+        )
 
     def response(self, *, plain: bool = False) -> Response:
         """The whole answer, with `Retry-After` if it is known. plain: with the sentence as its only field."""
@@ -95,7 +129,7 @@ class RefusedError(Exception):
             headers["allow"] = self.allow
         if self.closes:
             headers["connection"] = "close"
-        body = msgspec.json.encode({"error": self.message} if plain else self.document())
+        body = msgspec.json.encode(PlainError(self.message) if plain else self.document())
         return Response(body, self.status, headers, "application/json")
 
 

@@ -18,8 +18,8 @@ from starlette.responses import Response
 
 from runtimes.base.errors import UserError
 from xl_export.serve.core.task import Answer, Ended, PromptFed, SamplingParams, Task, TokenOut
-from xl_export.serve.http.base.endpoint import Endpoints, doc
-from xl_export.serve.http.base.errors import RefusedError, refuse_failure
+from xl_export.serve.http.base.endpoint import Endpoints
+from xl_export.serve.http.base.errors import RefusedError, doc, refuse_failure
 from xl_export.serve.http.base.exchange import Exchange, event, of_json
 from xl_export.serve.http.base.mailbox import Mailbox
 from xl_export.serve.http.base.server import Model

@@ -17,8 +17,7 @@ from runtimes.contract.vocabulary import Vocab, token_texts
 from runtimes.tasks.generate import refuse_empty_stops
 from xl_export.serve.core.task import SamplingParams
 from xl_export.serve.http.base.encoding import encoding
-from xl_export.serve.http.base.endpoint import doc
-from xl_export.serve.http.base.errors import RefusedError
+from xl_export.serve.http.base.errors import RefusedError, doc
 from xl_export.serve.http.base.limits import Limits, refuse_long_answer, refuse_outside
 
 MOST_LIKELIEST = 20  # tokens for each one

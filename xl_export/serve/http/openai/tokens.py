@@ -11,8 +11,8 @@ from runtimes.base.errors import UserError
 from runtimes.contract.checks import checked_ids
 from runtimes.contract.vocabulary import Vocab, decode, token_texts
 from xl_export.serve.http.base.encoding import encoding
-from xl_export.serve.http.base.endpoint import Endpoints, doc
-from xl_export.serve.http.base.errors import RefusedError
+from xl_export.serve.http.base.endpoint import Endpoints
+from xl_export.serve.http.base.errors import RefusedError, doc
 from xl_export.serve.http.base.exchange import Exchange, json, of_json
 
 ENDPOINTS = Endpoints()

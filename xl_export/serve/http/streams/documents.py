@@ -17,8 +17,7 @@ from runtimes.base.tensors_file import tensors_in_bytes, write_tensors
 from runtimes.contract.vocabulary import Vocab
 from xl_export.serve.core.task import Answer, PromptFed, Reason, TokenOut
 from xl_export.serve.http.base.encoding import encoding
-from xl_export.serve.http.base.endpoint import doc
-from xl_export.serve.http.base.errors import RefusedError
+from xl_export.serve.http.base.errors import RefusedError, doc
 from xl_export.serve.http.base.limits import (
     Limits,
     decoded,
@@ -122,12 +121,8 @@ class ElsewhereError(RefusedError):
             status=409,
             param="position",
             code="other_position",
+            position=position,
         )
-        self._position = position
-
-    def document(self) -> dict[str, Any]:
-        """The answer, with the position of the stream."""
-        return {"error": {**super().document()["error"], "position": self._position}}
 
 
 def tokens_of(body: Fields | ContinueBody, vocab: Vocab, limits: Limits, *, needed: bool) -> np.ndarray:
