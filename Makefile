@@ -65,7 +65,7 @@ test-ray: $(READY)
 	test -x build/ray/bin/python || $(BIN)/python -m venv build/ray
 	ls -d $(CURDIR)/$(VENV)/lib/python3*/site-packages > build/ray/main.pth && cp build/ray/main.pth build/ray/lib/python3*/site-packages/
 	build/ray/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'ray[data,serve]>=2.60'
-	build/ray/bin/python -m pytest tests/xl_export/offline/test_ray.py tests/xl_export/serve/test_ray_serve.py tests/benchmarks/test_ray.py -m slow -n 0
+	build/ray/bin/python -m pytest tests/xl_export/offline/test_ray.py tests/xl_export/serve/test_ray_serve.py -m slow -n 0
 
 # guidellm and aiperf, in an environment of their own; what it installs stays in build/clients
 test-clients: $(READY)

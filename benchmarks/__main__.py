@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-import csv
+import sys
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
-from benchmarks import documents
-from benchmarks.case import FILE, OPTIONS, Case, file_option, option
-from benchmarks.cases import CASES, ENTRIES
+from benchmarks import history as results
+from benchmarks.cases import CASES, DRAWN, load_case
 from benchmarks.compare import compare, find_results, lines
-from benchmarks.gpu_report import gpu_report_command
-from benchmarks.machine import history_folder
-from benchmarks.pictures import write_pictures
-from benchmarks.plot import plot
-from benchmarks.render import terminal
-from benchmarks.runs import History, Run, read_results
-from benchmarks.summaries import FIGURES
-from runtimes.base.files import atomic_file, refuse_replacing, refuse_unwritable
+from benchmarks.gpu.report import gpu_report_command
+from benchmarks.harness import Document, cells, measure_case, option
+from benchmarks.machine import BUSY_SHARE, history_file
+from runtimes.base.files import refuse_replacing, refuse_unwritable, writing
 from runtimes.base.machine import available_cpus
 from runtimes.cli.group import Group, Subgroup
-from runtimes.cli.options import json_option, show
-from xl_export.figures.canvas import check_picture
+from runtimes.cli.options import json_option, name_of, show
 
 ROOT = Path(__file__).parent.parent
-FACTS = ("case", "config", "threads", "precision", "time", "commit")  # the first columns of a CSV file
+PATH = click.Path(path_type=Path)
+PICTURES = {  # in docs/images
+    "growing-cache": {"config": ["tales"], "busy": ["yes"]},
+    "sliding-window": {"config": ["enwik8-base"], "operators": ["fused"]},
+}
+HISTORY = (
+    "Default: benchmarks/history.jsonl in a checkout of this project, and ./benchmark-history.jsonl "
+    "elsewhere."
+)
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -41,18 +45,20 @@ def main() -> None:
 
 @main.command("list")
 def list_command() -> None:
-    """List the cases, one line each; --plot can draw those marked so."""
-    for name, entry in ENTRIES.items():
-        click.echo(f"{name:<16}{entry.summary}{' (--plot)' if entry.draws else ''}")
+    """List the cases, one line each; those with --plot can draw their result."""
+    for name, summary in CASES.items():
+        click.echo(f"{name:<16}{summary}{' (--plot)' if name in DRAWN else ''}")
 
 
 class CaseCommands(Mapping[str, click.Command]):
-    """A command for each case, made when it is asked for."""
+    """A command for each case, which is made when it is needed."""
 
     def __getitem__(self, name: str) -> click.Command:
-        return command_of(CASES[name])
+        if name not in CASES:
+            raise KeyError(name)
+        return command_of(name)
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[str]:
         return iter(CASES)
 
     def __len__(self) -> int:
@@ -64,172 +70,176 @@ class RunGroup(Subgroup):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Cases"):
-            formatter.write_dl([(name, entry.summary) for name, entry in ENTRIES.items()])
+            formatter.write_dl(list(CASES.items()))
 
 
-RUN_HELP = """Check and then measure CASE, print its table, and append the result to the history.
-
-The table shows the limits of the machine too.
-"""
+RUN_HELP = "Check and then measure CASE, print its table, and append the result to the history."
 run_group = RunGroup("run", help=RUN_HELP, subcommand_metavar="CASE [OPTIONS]")
 run_group.commands = CaseCommands()  # type: ignore[assignment]
 main.add_command(run_group)
 
 
-def command_of(case: Case) -> click.Command:
+def command_of(name: str) -> click.Command:
     """The command that measures a case, with its own options first."""
-    replaced = "files of --csv and --plot if they exist" if case.draw else "file of --csv if it exists"
     options = [
-        *(OPTIONS[each] if isinstance(each, str) else each for each in case.options),
+        *getattr(load_case(name), "OPTIONS", ()),
+        option(
+            "--config",
+            "The model: small, demo, tales, enwik8-base (some minutes), wt103-base or enwik8-large with "
+            "random weights; the folder of a run; or a JSON file, which is a run's config.json or has the "
+            "fields of a ModelConfig.",
+            default="small",
+            show_default=True,
+        ),
+        option("--mem-len", "Length of the memory in tokens (M); the default is that of --config.", type=int),
+        option("--segment", "Tokens of a segment (T); the default is that of --config.", type=int),
+        option("--repeats", "Timed calls of each side.", type=click.IntRange(1, 1 << 17)),
         option(
             "--threads",
             "CPU threads of every side; by default all that this process may use.",
             type=click.IntRange(1, available_cpus()),
         ),
-        file_option(
-            "--history",
-            f"The file that the result is appended to. Default: {case.name}.jsonl in benchmarks/history/ of "
-            "a checkout of this project, and in ./benchmark-history/ elsewhere.",
-        ),
-        file_option("--csv csv_to", "Also write the rows to this CSV file."),
-        *([file_option("--plot plot_to", "Also draw the result to this PNG file.")] if case.draw else []),
-        option("--force", f"Replace the {replaced}.", is_flag=True),
+        option("--history", f"The file that the result is appended to. {HISTORY}", type=PATH),
     ]
-    summary = ENTRIES[case.name].summary
-    command = click.Command(
-        case.name,
-        params=[*options],
-        callback=lambda **given: measure(case, **given),
-        help=f"{summary[:1].upper()}{summary[1:]}.",
+    if name in DRAWN:
+        options.append(option("--plot", "Also draw the result to this PNG or SVG file.", type=PATH))
+        options.append(option("--force", "Replace the file of --plot if it exists.", is_flag=True))
+    text = CASES[name]
+    run = partial(run_case, name)
+    return json_option(
+        click.Command(name, params=options, callback=run, help=f"{text[0].upper()}{text[1:]}.")
     )
-    return json_option(command)
 
 
-def measure(
-    case: Case,
+def run_case(
+    name: str,
     *,
+    config: str,
+    mem_len: int | None,
+    segment: int | None,
     threads: int | None,
     history: Path | None,
-    csv_to: Path | None,
-    force: bool,
     as_json: bool,
-    plot_to: Path | None = None,
+    plot: Path | None = None,
+    force: bool = False,
     **given: Any,
 ) -> None:
     """Measures one case; the result is printed, drawn, and appended to the history."""
-    options = {name: value for name, value in given.items() if value not in (None, ())}
-    used = threads or available_cpus()
-    if plot_to:
-        check_picture(plot_to, "--plot")
-        refuse_replacing(plot_to, option="--plot", force=force)
-    if csv_to:
-        refuse_unwritable(csv_to, option="--csv", suffixes=(".csv",))
-        refuse_replacing(csv_to, option="--csv", force=force)
-    if reason := case.unavailable():
-        click.echo(f"{case.name} is skipped: {reason}")
+    from dataclasses import replace
+
+    from benchmarks.configs import find_config
+
+    case = load_case(name)
+    if plot:
+        from benchmarks.plots import check_plot
+
+        check_plot(plot)
+        refuse_replacing(plot, option="--plot", force=force)
+    if hasattr(case, "unavailable") and (reason := case.unavailable()):
+        click.echo(f"{name} is skipped: {reason}")
         return
-    from benchmarks import history as results  # needs ONNX Runtime
-
-    config = case.size(options)
-    file = results.history_file(case, history)
-    result = results.begin(case, config, threads=used)
-    more: dict[str, Any] = {"progress": lambda line: click.echo(line, err=True)}
-    if case.resumable:
-        earlier = read_results(file) if file.is_file() else []
-        more["earlier"] = [row for document in earlier for row in document["rows"]]
-        more["keep"] = lambda row: results.append(file, results.with_rows(result, [row]))
-    rows = case.measure(config, threads=threads, options=options, **more)
-    document = results.with_rows(results.measured_again(result), rows)
-    if not case.resumable:
-        results.append(file, document)
-    title = results.title(document) + (", fused operator" if options.get("operators") == "fused" else "")
-    # A claim is about a size as it is.
-    table = terminal(case, Run(document), judged=options.keys() <= {"config", "repeats"})
-    show(document, [title, *results.machine_lines(document), "", *table], as_json=as_json)
+    size = find_config(config)
+    mem_len = size.mem_len if mem_len is None else mem_len
+    size = replace(size, mem_len=mem_len, segment=segment or size.segment)
+    file = history or history_file()
+    with writing(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    refuse_unwritable(file, option="--history")
+    document = measure_case(
+        name,
+        case,
+        size,
+        threads=threads,
+        options={key: value for key, value in given.items() if value not in (None, (), [])},
+        command=_command(),
+        say=lambda line: click.echo(line, err=True),
+        keep=lambda result: results.append(file, result),
+    )
+    show(document, list(report(case, document)), as_json=as_json)
     click.echo(f"appended to {file}", err=as_json)
-    if csv_to:
-        write_csv(csv_to, document)
-        click.echo(f"written to {csv_to}", err=True)
-    if plot_to:
-        assert case.draw is not None
-        plot(plot_to, case.draw, document["rows"], title=title)
-        click.echo(f"drawn to {plot_to}", err=True)
+    if plot:
+        from benchmarks.plots import draw
+
+        draw(plot, case, document)
+        click.echo(f"drawn to {plot}", err=True)
 
 
-def write_csv(path: Path, document: dict[str, Any]) -> None:
-    """A line for each row of a result, and a column for each figure.
+def _command() -> str:
+    """The command that measures this again, without the files that it writes and without folders."""
+    context = click.get_current_context()
+    words = ["python -m benchmarks run", str(context.info_name)]
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        is_given = context.get_parameter_source(name) == ParameterSource.COMMANDLINE
+        if is_given and name not in ("history", "plot", "force", "as_json"):
+            value = context.params[name]
+            if name == "lengths":
+                value = ",".join(map(str, value))
+            for each in value if isinstance(value, (list, tuple)) else [value]:
+                words += [name_of(parameter), Path(str(each)).name]
+    return " ".join(words)
 
-    The column of a nested figure is named as in `token.median`. A figure that a row does not have is empty.
-    """
-    facts = {name: document[name] for name in FACTS} | {"cpu": document["machine"]["cpu"]}
-    lines = [{**facts, **dict(_flat(row))} for row in document["rows"]]
-    columns = list(dict.fromkeys(name for line in lines for name in line))
-    with atomic_file(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as stream:
-        writer = csv.DictWriter(stream, columns)
-        writer.writeheader()
-        writer.writerows(lines)
 
-
-def _flat(row: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The figures of a row, with the names of nested ones joined by dots; lists have no column."""
-    for name, value in row.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        elif not isinstance(value, list):
-            yield prefix + name, value
+def report(case: Any, document: Document) -> Iterator[str]:
+    """The result as text: the model, the machine and its limits, and the table."""
+    m, machine, limits = document["model"], document["machine"], document["limits"]
+    yield (
+        f"{document['case']}, {document['config']}: {m['layers']} layers, D {m['d_model']}, H {m['heads']}, "
+        f"K {m['head_dim']}, FF {m['d_ff']}, segment {document['segment']}"
+    )
+    if machine["busy_cpus"] > BUSY_SHARE * machine["cpus"]:
+        yield "note: other processes used the CPUs; do not publish the numbers of this run"
+    yield f"machine: {results.machine(document)}; all times are medians"
+    yield (
+        f"limits of the machine: reading memory {limits['read_bytes'] / 1e9:.0f} GB/s, fp32 products "
+        f"{limits['multiply_adds'] / 1e9:.0f} G multiply-adds/s"
+    )
+    titles, body = cells(case.COLUMNS, [(row, document) for row in document["rows"]])
+    widths = [max(map(len, column)) for column in zip(titles, *body, strict=True)]
+    yield ""
+    for row in (titles, *body):
+        yield "  ".join(f"{text:{width}}" for text, width in zip(row, widths, strict=True)).rstrip()
+    if hasattr(case, "NOTE"):
+        yield case.NOTE
 
 
 @main.command("compare")
 @click.argument("before")
 @click.argument("after")
-@click.option(
-    "--history",
-    type=FILE,
-    help="The folder with the results. Default: benchmarks/history/ of a checkout of this project, and "
-    "./benchmark-history/ elsewhere.",
-)
+@click.option("--history", type=PATH, help=f"The file with the results. {HISTORY}")
 @json_option
 def compare_command(before: str, after: str, history: Path | None, as_json: bool) -> None:
     """Compare the medians of the same rows in BEFORE and AFTER.
 
-    Each of the two is a .jsonl file, or the beginning of a commit or of a date. Rows without a counterpart
-    are listed.
+    Each of the two is a .jsonl file, or the beginning of a commit or of a date.
     """
-    folder = history or history_folder()
-    report = compare(find_results(before, folder), find_results(after, folder))
-    show(report, lines(report), as_json=as_json)
+    file = history or history_file()
+    found = compare(find_results(before, file), find_results(after, file))
+    show(found, list(lines(found)), as_json=as_json)
 
 
 @main.command("tables")
 @click.option(
     "--check", "only_check", is_flag=True, help="Change nothing; exit with 1 if a document differs."
 )
-@click.option("--list", "only_list", is_flag=True, help="Print the names that markers may have.")
-def tables_command(only_check: bool, only_list: bool) -> None:
-    """Write the tables of README.md and docs/ from the history of measurements.
+@click.option("--pictures", is_flag=True, help="Draw the pictures in docs/images/ too.")
+def tables_command(only_check: bool, pictures: bool) -> None:
+    """Write the tables and inline numbers of README.md and docs/ from the history."""
+    from benchmarks import tables
 
-    A document contains a table between `<!-- table: NAME -->` and `<!-- end of table -->`.
-    """
-    if only_list:
-        for kind, names in (("table", documents.table_names()), ("figure", FIGURES)):
-            for name in names:
-                click.echo(f"{kind:<8}{name}")
-        return
-    history = History.load(ROOT / "benchmarks" / "history")
-    changed = documents.update(ROOT, history, write=not only_check)
+    history = results.read_results(ROOT / "benchmarks" / "history.jsonl")
+    if pictures:
+        from benchmarks.plots import draw
+
+        for name, filters in PICTURES.items():
+            ((_, document), *_) = results.newest(history, name, filters)
+            draw(ROOT / "docs" / "images" / f"{name}.svg", load_case(name), document)
+    changed = tables.update(ROOT, history, write=not only_check)
     for name in changed:
         click.echo(f"differs from the history: {name}" if only_check else f"written: {name}")
     if only_check and changed:
         click.echo("run `python -m benchmarks tables` to write them again", err=True)
-        raise SystemExit(1)
-
-
-@main.command("pictures")
-def pictures_command() -> None:
-    """Draw the pictures of the documents from the history, each for light and for dark pages."""
-    history = History.load(ROOT / "benchmarks" / "history")
-    for path in write_pictures(ROOT / "docs" / "images", history):
-        click.echo(f"drawn: {path.relative_to(ROOT)}")
+        sys.exit(1)
 
 
 main.add_command(gpu_report_command)

@@ -1,99 +1,74 @@
-"""The named sizes of models that cases measure, as data."""
+"""Sizes of the models that are measured: named ones, and those of a file."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
 
+from runtimes.base.errors import ConfigError
+from runtimes.base.files import read_json
+from runtimes.base.records import from_json
 from trainer.model.config import ModelConfig, VocabularyConfig
-
-if TYPE_CHECKING:
-    from trainer.run.config import TrainConfig
-
-LONGEST = 1 << 14  # tokens; the masks of a recomputed window take 2 bytes for each pair of its positions
+from trainer.run.config import TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkConfig:
-    """One size of model, and how much each case measures with it."""
+    """One size of model, and how often it is timed."""
 
     name: str
     model: ModelConfig
-    segment: int  # tokens in a step (T)
-    mem_len: int  # (M)
-    attention_lengths: tuple[int, ...] = ()  # of sliding-window and decode, in place of mem_len
-    repeats: int = 1  # timed calls that take long
-    token_repeats: int = 1  # timed calls of one token
-    streams: tuple[int, ...] = (1, 8, 32)  # of batch
-    consecutive: int = 1000  # timed tokens of latency
-    growing_positions: tuple[int, ...] = (0, 1000, 10_000)  # of growing-cache: tokens already read
+    segment: int = 64  # number of tokens of a step (T)
+    mem_len: int = 512  # number of remembered tokens (M)
+    lengths: tuple[int, ...] = (64, 128, 256, 512, 1024)  # attention lengths of `sliding-window` and `steps`
+    repeats: int = 5  # timed calls of whole segments and windows
+    token_repeats: int = 50  # timed calls of one token
     training_batch: int = 8  # rows of a training step
-    texts: int = 1000  # of score
-    alone: int = 60  # how many of them are also scored one by one
-
-    @classmethod
-    def of(cls, name: str, recipe: TrainConfig, **more: Any) -> BenchmarkConfig:
-        """The size of a recipe's model with its rule of evaluation."""
-        rule = recipe.evaluation
-        return cls(name=name, model=recipe.model, segment=rule.segment, mem_len=rule.mem_len, **more)
+    run: str | None = None  # folder of a trained run; weights are random without one
 
 
 CONFIGS = {
     config.name: config
     for config in (
         BenchmarkConfig(
-            name="demo",  # of `xl-export demo`: a step is so short that what is beside it can be seen
+            name="demo",  # the model of `xl-export demo`
             segment=64,
-            attention_lengths=(128,),
-            repeats=24,
             mem_len=128,
+            lengths=(128,),
+            repeats=24,
             token_repeats=200,
             model=ModelConfig(layers=3, d_model=128, heads=4, head_dim=32, d_ff=512, vocab_size=256),
         ),
         BenchmarkConfig(
-            name="tales",  # of `examples/stories/tales`, with random weights
+            name="tales",  # the model in `examples/stories/tales`
             segment=128,
-            attention_lengths=(224,),
-            repeats=24,
             mem_len=224,
+            lengths=(224,),
+            repeats=24,
             token_repeats=60,
-            growing_positions=(0, 250, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000),
             model=ModelConfig(layers=4, d_model=192, heads=3, head_dim=64, d_ff=640, vocab_size=2560),
         ),
         BenchmarkConfig(
             name="small",
             segment=32,
-            attention_lengths=(64, 128, 256, 512, 1024),
-            repeats=24,
             mem_len=512,
+            repeats=24,
             token_repeats=100,
             model=ModelConfig(layers=6, d_model=256, heads=4, head_dim=64, d_ff=1024, vocab_size=256),
         ),
         BenchmarkConfig(
-            name="medium",  # about 10 million parameters, as a page may load
-            segment=32,
-            attention_lengths=(512,),
-            repeats=24,
-            mem_len=512,
-            token_repeats=60,
-            model=ModelConfig(layers=6, d_model=384, heads=6, head_dim=64, d_ff=1536, vocab_size=256),
-        ),
-        BenchmarkConfig(
             name="enwik8-base",
             segment=128,
-            attention_lengths=(800, 1800, 2800, 3800),
-            repeats=5,
             mem_len=1600,
-            token_repeats=50,
+            lengths=(800, 1800, 2800, 3800),
             model=ModelConfig(layers=12, d_model=512, heads=8, head_dim=64, d_ff=2048, vocab_size=256),
-            training_batch=8,
         ),
         BenchmarkConfig(
             name="wt103-base",
             segment=64,
-            attention_lengths=(640,),
-            repeats=3,
             mem_len=640,
+            lengths=(640,),
+            repeats=3,
             token_repeats=30,
             training_batch=1,
             model=ModelConfig(
@@ -109,12 +84,39 @@ CONFIGS = {
         BenchmarkConfig(
             name="enwik8-large",
             segment=128,
-            attention_lengths=(3800,),
-            repeats=3,
             mem_len=3800,
+            lengths=(3800,),
+            repeats=3,
             token_repeats=20,
             training_batch=1,
             model=ModelConfig(layers=24, d_model=1024, heads=8, head_dim=128, d_ff=3072, vocab_size=256),
         ),
     )
 }
+
+
+def find_config(text: str) -> BenchmarkConfig:
+    """A named size; or the size of a run, whose weights are used too; or the size in a JSON file.
+
+    The file is the config.json of a run, or has the fields of a `ModelConfig`.
+    """
+    if text in CONFIGS:
+        return CONFIGS[text]
+    path = Path(text)
+    if not path.exists():
+        raise ConfigError(
+            f"--config is {text!r:.80}; give one of {', '.join(CONFIGS)}, the folder of a run, or a JSON "
+            "file with the sizes of a model."
+        )
+    file = path / "config.json" if path.is_dir() else path
+    document = read_json(file)
+    if not isinstance(document, dict) or "model" not in document:
+        return BenchmarkConfig(name=path.stem, model=from_json(ModelConfig, document, where=str(file)))
+    run = TrainConfig.from_json(document, where=str(file))
+    return BenchmarkConfig(
+        name=file.resolve().parent.name if file.name == "config.json" else path.stem,
+        model=run.model,
+        segment=run.evaluation.segment,
+        mem_len=run.evaluation.mem_len,
+        run=str(path) if path.is_dir() else None,
+    )

@@ -1,59 +1,21 @@
-"""The history of measurements: one JSON line for each result, with all that its figures depend on."""
+"""The history of measurements: one line of JSON for each result, with all that its numbers depend on."""
 
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
-from datetime import datetime, timezone
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from benchmarks.case import Case
-from benchmarks.configs import BenchmarkConfig
-from benchmarks.machine import BUSY, commit, history_folder, machine_facts, versions
-from benchmarks.measure import measure_limits
-from benchmarks.runs import Document
-from runtimes.base.files import refuse_unwritable, writing
-from runtimes.base.records import to_json
+from benchmarks.harness import Document, Row
+from benchmarks.machine import BUSY_SHARE
+from runtimes.base.errors import ArtefactError
+from runtimes.base.files import read_bytes, writing
 
-
-def history_file(case: Case, file: Path | None) -> Path:
-    """The history file, or the case's own; raises UserError if it cannot be written."""
-    file = file or history_folder() / f"{case.name}.jsonl"
-    with writing(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
-    refuse_unwritable(file, option="--history")
-    return file
-
-
-def begin(case: Case, config: BenchmarkConfig, *, threads: int) -> Document:
-    """A result without rows: what its figures depend on, measured before them."""
-    return {
-        "case": case.name,
-        "config": config.name,
-        "model": to_json(config.model),
-        "segment": config.segment,
-        "threads": threads,
-        "precision": case.precision,
-        "engine": case.engine,
-        "limits": to_json(measure_limits(threads)),
-        "machine": machine_facts(),
-        "versions": versions(),
-        "commit": commit(),
-    }
-
-
-def measured_again(result: Document) -> Document:
-    """The result with the better of its limits and new ones, since a busy moment hides a limit."""
-    again = to_json(measure_limits(result["threads"]))
-    return {**result, "limits": {name: max(rate, again[name]) for name, rate in result["limits"].items()}}
-
-
-def with_rows(result: Document, rows: list[Any]) -> Document:
-    """The result as a line of a history file. rows: dataclasses."""
-    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    return {**result, "time": now, "rows": [to_json(row) for row in rows]}
+NEEDED = {"case", "time", "config", "threads", "rows", "machine", "versions"}
+FACTS = ("config", "threads", "commit")  # filters of a whole result; other filters are fields of its rows
 
 
 def append(path: Path, document: Document) -> None:
@@ -66,27 +28,91 @@ def append(path: Path, document: Document) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def title(result: Document) -> str:
-    """The case, the sizes of the model and the number of threads, as one line."""
-    m = result["model"]
+def read_results(path: Path) -> list[Document]:
+    """The results of a history file, the newest last; raises ArtefactError if a line is not a result."""
+    documents = []
+    for number, line in enumerate(read_bytes(path).splitlines(), start=1):
+        try:
+            document = json.loads(line)
+            fits = document.keys() >= NEEDED
+        except (ValueError, AttributeError, RecursionError):
+            fits = False
+        if not fits:
+            raise ArtefactError(
+                f"line {number} of {path} is not a result of `python -m benchmarks run`; give another file."
+            )
+        documents.append(document)
+    return sorted(documents, key=lambda document: str(document["time"]))
+
+
+def newest(
+    history: Iterable[Document], case: str, filters: Mapping[str, Sequence[str]]
+) -> list[tuple[Row, Document]]:
+    """The newest rows that match, each with its result.
+
+    filters: allowed values by name, in the order of the table. Each combination of values has the rows of its
+    newest result. Results of busy machines are left out unless a filter is `busy=yes`, and so are those with
+    fewer threads than CPUs unless `threads` is a filter. Raises ArtefactError if there is no such row.
+    """
+    filters = dict(filters)
+    busy = filters.pop("busy", None)
+    results = [each for each in history if each["case"] == case and (busy or _is_idle(each))]
+    if "threads" not in filters:
+        results = [each for each in results if each["threads"] == each["machine"]["cpus"]]
+    found = []
+    for values in itertools.product(*filters.values()):
+        wanted = dict(zip(filters, values, strict=True))
+        for document in reversed(results):
+            facts = {name: document[name] for name in FACTS}
+            rows = [row for row in document["rows"] if _matches(facts | row, wanted)]
+            if rows:
+                found += [(row, document) for row in rows]
+                break
+    if not found:
+        words = " ".join(f"{name}={','.join(values)}" for name, values in filters.items())
+        raise ArtefactError(
+            f"the history has no result of {case} {words}; run `python -m benchmarks run {case}`."
+        )
+    return found
+
+
+def _matches(facts: Row, wanted: Mapping[str, str]) -> bool:
+    return all(str(facts.get(name)) == value for name, value in wanted.items())
+
+
+def _is_idle(document: Document) -> bool:
+    """Whether others used hardly any CPU before the measurement. Older results did not record it."""
+    machine = document["machine"]
+    return bool(machine.get("busy_cpus", 0) <= BUSY_SHARE * machine["cpus"])
+
+
+def source(documents: Iterable[Document]) -> str:
+    """The paragraph below a table: commands, dates, commits and machines."""
+    documents = list(documents)
+    commands = dict.fromkeys(f"`{each['command']}`" for each in documents)
+    days = sorted({each["time"][:10] for each in documents})
+    commits = dict.fromkeys(_commit(each.get("commit")) for each in documents)
+    machines = dict.fromkeys(machine(each) for each in documents)
+    period = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     return (
-        f"{result['case']}, {result['config']}: {m['layers']} layers, D {m['d_model']}, H {m['heads']}, K "
-        f"{m['head_dim']}, FF {m['d_ff']}, segment {result['segment']}, {result['threads']} threads"
+        f"Measured by {', '.join(commands)} on {period} at commit {', '.join(commits)}. Machine: "
+        f"{'; '.join(machines)}."
     )
 
 
-def machine_lines(result: Document) -> list[str]:
-    """The machine and its limits, and a note if it was busy."""
-    machine = result["machine"]
-    limits = result["limits"]
-    engine = result["engine"]
-    lines = [
-        f"machine: {machine['cpu']}, {machine['cpus']} CPUs ({machine['busy_cpus']:g} busy before), {engine} "
-        f"{result['versions'].get(engine, 'unknown')}; all times are medians",
-        f"limits of the machine (the better of before and after): reading memory "
-        f"{limits['read_bytes'] / 1e9:.0f} GB/s, fp32 products {limits['multiply_adds'] / 1e9:.0f} G "
-        "multiply-adds/s",
-    ]
-    if machine["busy_cpus"] > BUSY * machine["cpus"]:
-        lines.insert(0, "note: other processes used the CPUs; do not publish the figures of this run")
-    return lines
+def machine(document: Document) -> str:
+    """The processor, its CPUs, the threads, and the versions of ONNX Runtime and PyTorch."""
+    cpu = document["machine"]["cpu"].replace("(R)", "").replace(" Processor", "")
+    cpus = document["machine"]["cpus"]
+    threads = document["threads"]
+    parts = [cpu, f"{cpus} CPU{'s' * (cpus > 1)}", f"{threads} thread{'s' * (threads > 1)}"]
+    for name, title in (("onnxruntime", "ONNX Runtime"), ("torch", "PyTorch")):
+        if name in document["versions"]:
+            parts.append(f"{title} {document['versions'][name]}")
+    return ", ".join(parts)
+
+
+def _commit(commit: str | None) -> str:
+    if commit is None:
+        return "unknown"
+    return f"`{commit[:12]}`" + (" with uncommitted changes" if commit.endswith("+") else "")

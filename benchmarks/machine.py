@@ -1,4 +1,4 @@
-"""What a figure was measured on (no host names, no paths), and the folder in which results are kept."""
+"""What numbers were measured on (no host names, no paths), and the file in which results are kept."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runtimes.base.startup import SPIN
 CPUINFO = Path("/proc/cpuinfo")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 UNITS = {"K": 1 << 10, "M": 1 << 20}
-BUSY = 0.1  # the share of the CPUs that others may use while figures for publication are measured
+BUSY_SHARE = 0.1  # of the CPUs: the most that other processes may use during a published measurement
 WAITING = ("OMP_WAIT_POLICY", SPIN)
 
 
@@ -58,26 +58,34 @@ def checkout() -> Path | None:
     return None
 
 
-def history_folder() -> Path:
-    """Where results are kept: benchmarks/history in a checkout of this project, benchmark-history elsewhere.
+def history_file() -> Path:
+    """Where results are kept: benchmarks/history.jsonl in a checkout of this project, or a local file.
 
-    Elsewhere it is a folder of the working folder, so that nothing is ever written into an installed package.
+    Elsewhere it is in the working folder, so that nothing is ever written into an installed package.
     """
     folder = checkout()
     if folder is not None and Path.cwd().resolve().is_relative_to(folder):
-        return folder / "benchmarks" / "history"
-    return Path("benchmark-history")
+        return folder / "benchmarks" / "history.jsonl"
+    return Path("benchmark-history.jsonl")
 
 
 def commit() -> str | None:
     """The commit of this checkout, with `+` if files differ from it; None outside a checkout.
 
-    The histories of measurements do not count: each measurement adds to them.
+    The history of measurements does not count, since each measurement adds to it.
     """
     folder = checkout()
     if folder is None:  # an installed package may lie in the checkout of another project
         return None
-    status = ["git", "status", "--porcelain", "--untracked-files=no", "--", ":/", ":!/benchmarks/history"]
+    status = [
+        "git",
+        "status",
+        "--porcelain",
+        "--untracked-files=no",
+        "--",
+        ":/",
+        ":!/benchmarks/history.jsonl",
+    ]
     commands = (["git", "rev-parse", "HEAD"], status)
     try:
         head, changes = (

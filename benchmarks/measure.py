@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, TypeVar
 
@@ -17,85 +16,46 @@ from benchmarks.machine import cache_bytes
 from runtimes.contract.tensors import TensorSpec
 from xl_export.graph.ops import Ops, graph_input
 
-READ_BYTES = 512 << 20  # what is read at least to measure the memory's rate
-MATRIX = 2048
-REST = 0.3  # seconds before anything else is timed, since the idle threads of an engine spin for a while
+READ_BYTES = 512 << 20  # smallest buffer that is read to measure the memory's rate
+MATRIX_SIDE = 2048
+REST_SECONDS = 0.3  # before each turn, since the idle threads of a library spin for a while
+Timing = dict[str, Any]  # median, fastest and slowest call, and the number of repeats
 Side = TypeVar("Side", bound=str)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Timing:
-    """Milliseconds per call: the median, and the fastest and slowest of the timed calls."""
-
-    median: float
-    fastest: float
-    slowest: float
-    repeats: int
-
-    @classmethod
-    def of(cls, milliseconds: Sequence[float]) -> Timing:
-        """The timing of calls that took so long."""
-        return cls(
-            median=median(milliseconds),
-            fastest=min(milliseconds),
-            slowest=max(milliseconds),
-            repeats=len(milliseconds),
-        )
-
-    def per(self, tokens: int) -> Timing:
-        """The same timing per token, if a call computes this many tokens."""
-        return replace(
-            self,
-            median=self.median / tokens,
-            fastest=self.fastest / tokens,
-            slowest=self.slowest / tokens,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What the machine can do at best per second: bytes read from memory, and fp32 multiply-adds."""
-
-    read_bytes: float
-    multiply_adds: float
-
-
-def in_turns(
-    sides: Mapping[Side, Callable[[], Any]],
-    *,
-    repeats: int,
-    turns: int,
-    warmup: int,
-    rest: bool = True,
-    clock: Callable[[], float] | None = None,
-) -> dict[Side, list[float]]:
-    """Milliseconds of `repeats` calls of every side, in turns, so that a machine that slows down slows all.
-
-    Each turn begins with a rest, in which the threads of the side before go to sleep, and with untimed calls,
-    which fill the caches again. clock: in seconds; of the wall by default.
-    """
-    found: dict[Side, list[float]] = {name: [] for name in sides}
-    for turn in range(turns):
-        share = repeats * (turn + 1) // turns - repeats * turn // turns
-        for name, call in sides.items():
-            if share:
-                time.sleep(REST if rest and len(sides) > 1 else 0)
-                found[name] += milliseconds(call, repeats=share, warmup=warmup, clock=clock)
-    return found
+def timing(values: Sequence[float], *, per: int = 1) -> Timing:
+    """Median, fastest and slowest of some times. per: number of tokens that each of them computed."""
+    scaled = [value / per for value in values]
+    return {
+        "median": median(scaled),
+        "fastest": min(scaled),
+        "slowest": max(scaled),
+        "repeats": len(scaled),
+    }
 
 
 def take_turns(
     sides: Mapping[Side, Callable[[], Any]],
     *,
     repeats: int,
-    warmup: int = 2,
     turns: int = 3,
+    warmup: int = 2,
     rest: bool = True,
     clock: Callable[[], float] | None = None,
-) -> dict[Side, Timing]:
-    """A timing of every side, measured as in `in_turns`."""
-    found = in_turns(sides, repeats=repeats, turns=turns, warmup=warmup, rest=rest, clock=clock)
-    return {name: Timing.of(times) for name, times in found.items()}
+) -> dict[Side, list[float]]:
+    """Milliseconds of `repeats` calls of every side, in turns: a machine that slows down slows all sides.
+
+    Each turn begins with a rest, in which the threads of the side before go to sleep, and with untimed calls,
+    which fill the caches again. clock: in seconds; wall-clock time by default.
+    """
+    found: dict[Side, list[float]] = {name: [] for name in sides}
+    for turn in range(turns):
+        share = repeats * (turn + 1) // turns - repeats * turn // turns
+        for name, call in sides.items():
+            if share:
+                time.sleep(REST_SECONDS if rest and len(sides) > 1 else 0)
+                found[name] += milliseconds(call, repeats=share, warmup=warmup, clock=clock)
+    return found
 
 
 def milliseconds(
@@ -113,15 +73,20 @@ def milliseconds(
     return durations
 
 
-def measure_limits(threads: int) -> Limits:
-    """Both limits with this many threads, each the best of several measurements; takes about two seconds."""
-    return Limits(read_bytes=_read_rate(threads), multiply_adds=_matrix_rate(threads))
+def measure_limits(threads: int) -> dict[str, float]:
+    """Bytes per second that are read from memory, and fp32 multiply-adds per second; takes two seconds."""
+    return {"read_bytes": _read_rate(threads), "multiply_adds": _matrix_rate(threads)}
+
+
+def least_ms(limits: Mapping[str, float], num_bytes: float, multiply_adds: float) -> float:
+    """Milliseconds that a step takes at least: it must read its bytes and compute its products."""
+    return 1e3 * max(num_bytes / limits["read_bytes"], multiply_adds / limits["multiply_adds"])
 
 
 def _read_rate(threads: int) -> float:
-    """Bytes per second that the threads read together, each from its own part of one large buffer.
+    """The best rate of threads that read one buffer together, each its own part.
 
-    The buffer is twice as large as the caches, so that they hold none of it when it is read again.
+    The buffer is twice as large as the caches, so they hold none of it when it is read again.
     """
     buffer = np.ones(max(READ_BYTES, 2 * cache_bytes()) // 8, np.int64)
     parts = np.array_split(buffer, threads)
@@ -132,12 +97,12 @@ def _read_rate(threads: int) -> float:
 
 
 def _matrix_rate(threads: int) -> float:
-    """Multiply-adds per second of a large square matrix product in ONNX Runtime, one side constant."""
+    """The best rate of a large square matrix product in ONNX Runtime; one matrix is constant."""
     op = Ops()
-    shape = (MATRIX, MATRIX)
-    facts = [TensorSpec(name=name, dtype="float32", shape=shape) for name in ("x", "y")]
-    x = graph_input(facts[0])
-    ones = np.ones((MATRIX, MATRIX), np.float32)
-    model = op.model([x], [op.MatMul(x, op.constant(ones))], (facts[1],), opset=23)
+    shape = (MATRIX_SIDE, MATRIX_SIDE)
+    specs = [TensorSpec(name=name, dtype="float32", shape=shape) for name in ("x", "y")]
+    x = graph_input(specs[0])
+    ones = np.ones(shape, np.float32)
+    model = op.model([x], [op.MatMul(x, op.constant(ones))], (specs[1],), opset=23)
     session = open_graph(ir.to_proto(model).SerializeToString(), threads=threads)
-    return MATRIX**3 / min(milliseconds(lambda: session.run(None, {"x": ones}), repeats=8)) * 1e3
+    return MATRIX_SIDE**3 / min(milliseconds(lambda: session.run(None, {"x": ones}), repeats=8)) * 1e3

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.case import Job
+from benchmarks.harness import Job
 from runtimes.base.files import write_json
 from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
@@ -59,17 +59,18 @@ def write_run(
     return folder
 
 
-def random_run(job: Job, *, ids: bool = False) -> Path:
-    """The run of the job's model, with random weights, written once; ids: as in `write_run`."""
+def run_of(job: Job, *, ids: bool = False) -> Path:
+    """The run that is measured: that of --config, or one with random weights; ids: as in `write_run`."""
+    if job.config.run and not ids:
+        return Path(job.config.run)
     run = job.folder / "run"
     if not run.exists():
         write_run(run, job.config.model, job.rule, random_weights(job.config.model), ids=ids)
     return run
 
 
-def random_artefact(job: Job, form: Form = "ring", *, ids: bool = False) -> Path:
+def artefact_of(job: Job, form: Form = "ring", *, ids: bool = False) -> Path:
     """The artefact of that run; the export has compared it with PyTorch."""
-    job.progress(f"{form} memory of {job.rule.mem_len} tokens: exporting and comparing with PyTorch")
-    run = random_run(job, ids=ids)
-    artefact: Path = export(run, job.folder / form, memory=form)
+    job.say(f"{form} memory of {job.rule.mem_len} tokens: exporting and comparing with PyTorch")
+    artefact: Path = export(run_of(job, ids=ids), job.folder / form, memory=form, rule=job.rule)
     return artefact

@@ -150,7 +150,7 @@ def test_no_line_of_the_web_is_too_long_to_read() -> None:
     """Ruff sees to Python, and clang-format to C++."""
     files = [
         path
-        for folder in ("web/bench", "web/page", "web/src", "web/test")
+        for folder in ("web/page", "web/src", "web/test")
         for path in (ROOT / folder).rglob("*")
         if path.suffix in (".js", ".css", ".html")
     ]

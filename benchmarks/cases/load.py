@@ -1,4 +1,4 @@
-"""From opening to the first token, and the memory that stays taken: an artefact against its run in PyTorch.
+"""From opening to the first token, and the memory that stays in use: an artefact against its run in PyTorch.
 
 Each repeat is a new process. The files are in the page cache, as on a machine that has opened them before.
 Opening verifies the hash of every file on both sides.
@@ -9,21 +9,20 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.case import Case, Column, Job, megabytes
-from benchmarks.measure import Timing
-from benchmarks.models import random_artefact, random_run
+from benchmarks.harness import Job, Row, megabytes
+from benchmarks.measure import timing
+from benchmarks.models import artefact_of, run_of
 from runtimes.contract.spec import WEIGHTS
 
 ROOT = Path(__file__).parents[2]
-OPENINGS = 5  # of each side; every one starts a process
-# Prints seconds and bytes of opening a folder. The memory comes from Linux, and is null on other systems.
-# It is no module, because importing `benchmarks` would import what is to be measured.
+MOST_REPEATS = 5  # by default; each starts two processes
+# Prints seconds and bytes of opening a folder. The resident memory comes from Linux, and is null elsewhere.
+# It is not a module, because importing `benchmarks` would import what is to be measured.
 PROGRAM = """
 import json, sys, time
 from pathlib import Path
@@ -50,63 +49,37 @@ print(json.dumps({
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One side."""
-
-    side: str
-    #: Of NumPy, ONNX Runtime and this project, or PyTorch in place of ONNX Runtime.
-    imports: Timing
-    #: From the call to the session.
-    open: Timing
-    #: From the session to the first logits.
-    token: Timing
-    #: Of the process after that token; None where the system does not tell.
-    resident_bytes: int | None
-    #: Of the weights and of the memory of one stream.
-    needed_bytes: int
-
-
 def run(job: Job) -> Iterator[Row]:
     """A row of the artefact and a row of the run."""
-    repeats = job.repeats(min(job.config.repeats, OPENINGS))
-    sides = {"artefact": random_artefact(job), "run in PyTorch": random_run(job)}
-    weights = (sides["artefact"] / WEIGHTS).stat().st_size
-    job.progress(f"opening each side in {repeats} new processes")
+    repeats = job.repeats(min(job.config.repeats, MOST_REPEATS))
+    sides = {"artefact": artefact_of(job), "run in PyTorch": run_of(job)}
+    weight_bytes = (sides["artefact"] / WEIGHTS).stat().st_size
+    job.say(f"opening each side in {repeats} new processes")
     reports: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
     for _ in range(repeats):
         for side, folder in sides.items():
-            command = [sys.executable, "-c", PROGRAM, str(job.threads), str(folder)]
+            command = [sys.executable, "-c", PROGRAM, str(job.threads), str(folder.resolve())]
             done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
             reports[side].append(json.loads(done.stdout))
-    for side, of_side in reports.items():
-        resident = [report["resident_bytes"] for report in of_side]
-        yield Row(
-            side=side,
-            imports=_timing(of_side, "imports"),
-            open=_timing(of_side, "open"),
-            token=_timing(of_side, "first_token"),
-            resident_bytes=None if None in resident else round(median(resident)),
-            needed_bytes=weights + of_side[0]["memory_bytes"],
-        )
+    for side, found in reports.items():
+        resident = [report["resident_bytes"] for report in found]
+        yield {
+            "side": side,
+            **{
+                f"{name}_ms": timing([report[name] * 1e3 for report in found])
+                for name in ("imports", "open", "first_token")
+            },
+            "resident_bytes": None if None in resident else round(median(resident)),
+            "needed_bytes": weight_bytes + found[0]["memory_bytes"],
+        }
 
 
-def _timing(reports: Sequence[dict[str, Any]], name: str) -> Timing:
-    return Timing.of([report[name] * 1e3 for report in reports])
-
-
-CASE = Case(
-    name="load",
-    run=run,
-    keys=("side",),
-    columns=(
-        Column("side", "side"),
-        Column("imports, ms", "imports"),
-        Column("opening, ms", "open"),
-        Column("first token, ms", "token"),
-        Column("resident MB", "resident_bytes", megabytes),
-        Column("weights and memory, MB", "needed_bytes", megabytes),
-    ),
-    options=("config", "repeats"),
-    published=lambda history: [history.newest("load", "enwik8-large")],
-)
+KEYS = ("side",)
+COLUMNS = {
+    "side": "side",
+    "imports, ms": "imports_ms",
+    "opening, ms": "open_ms",
+    "first token, ms": "first_token_ms",
+    "resident MB": megabytes("resident_bytes"),
+    "weights and memory, MB": megabytes("needed_bytes"),
+}

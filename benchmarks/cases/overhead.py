@@ -1,25 +1,34 @@
-"""What a token of a small model costs: ONNX Runtime's run, what Python adds to it, and the least it can take.
+"""What a token of a small model costs besides its arithmetic.
 
-A row for each precision of the weights. All sides step one stream, in turns of some dozen tokens, because a
-stream's tokens follow one another. A step can take no less than reading its bytes from the processor's cache,
-and computing its multiply-adds; both rates are of one core and are measured in the same run.
+- `python`: for each precision of the weights, ONNX Runtime's run of one token, what the calls of a session
+  add to it, and the least that it can take: reading the step's bytes from the processor's cache, or computing
+  its multiply-adds, at rates of one core that are measured in the same run.
+- `busy`: one token while 0, 1, 2 and 9 other processes compute, with the threads that a session chooses for
+  itself, with one, and with all. Sessions are opened while the machine is idle.
+
+All sides step streams of their own, in turns of some dozen tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from benchmarks.arithmetic import needed_multiply_adds
-from benchmarks.case import Case, Cell, Column, Job, Line, megabytes, microseconds
-from benchmarks.checked_sessions import Operators, filled, open_checked
-from benchmarks.measure import Limits, Timing, measure_limits, milliseconds, take_turns
-from benchmarks.models import random_run
-from benchmarks.runs import Figures
+from benchmarks.checked_sessions import agreed, fed, filled, open_checked
+from benchmarks.harness import OPERATORS, Column, Document, Job, Row, megabytes, only_option
+from benchmarks.measure import least_ms, measure_limits, milliseconds, take_turns, timing
+from benchmarks.models import run_of
+from runtimes import Session, open_session
+from runtimes.base.machine import available_cpus
 from runtimes.contract.precision import Precision
 from runtimes.contract.sampling import Sampler
 from runtimes.contract.spec import FUSED, GRAPH, Spec
@@ -27,59 +36,58 @@ from runtimes.sessions.onnx_runtime import OrtSession
 from runtimes.tasks.generate import generate
 from xl_export import export
 
+PARTS = ("python", "busy")
 PRECISIONS: tuple[Precision, ...] = ("fp32", "int8-stored", "int8", "int4")
-REPEATS = 3000  # tokens of each side
-TURN = 50  # tokens of one side before the next one
-WARM_UP = 20
-SETTLE = 5  # untimed tokens at the beginning of a turn
-FLOATS_FOR = {ir.DataType.FLOAT16: 2, ir.DataType.INT8: 4}  # times as wide, in bytes
+TOKENS = {"python": 3000, "busy": 600}  # of each side
+TURN_TOKENS = 50  # tokens of one side before the next one
+WARMUP_TOKENS = 5  # untimed tokens at the beginning of a turn
+FIRST_TOKENS = 20  # untimed tokens of each side before the first turn
+BYTES_AFTER_CAST = {ir.DataType.FLOAT16: 2, ir.DataType.INT8: 4}  # times the bytes in the file
 MOST_TOKENS = 10**9  # more than are ever generated
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One precision of the weights.
-
-    onnxruntime: its run of one token; the other sides are whole calls of the session, which contain such a
-    run. num_bytes, multiply_adds: of the step. cache: the rates of one core, of reading as many bytes again
-    and again, and of a large product.
-    """
-
-    precision: Precision
-    parameters: int
-    onnxruntime: Timing
-    predict: Timing
-    step: Timing
-    score: Timing
-    generate: Timing
-    num_bytes: int
-    multiply_adds: int
-    cache: Limits
-    operators: Operators
+OTHERS = (0, 1, 2, 9)  # numbers of other processes
+OTHERS_START_SECONDS = 0.5
+DEFAULT = "default"
+TOLERANCE_NATS = 1e-4
+OPTIONS = (only_option(PARTS, "Measure this part only"), OPERATORS)
 
 
 def run(job: Job) -> Iterator[Row]:
+    """The rows of the chosen parts; --repeats is the number of tokens of each side."""
+    parts = job["only"] or PARTS
+    if "python" in parts:
+        yield from _python(job)
+    if "busy" in parts:
+        yield from _busy(job)
+
+
+def _python(job: Job) -> Iterator[Row]:
     """A row for each precision, after a comparison with PyTorch or with the same weights in fp32."""
-    repeats = job.repeats(REPEATS)
-    computing = measure_limits(1).multiply_adds
-    source = random_run(job)
+    tokens = job.repeats(TOKENS["python"])
+    multiply_adds_rate = measure_limits(1)["multiply_adds"]
     for precision in PRECISIONS:
-        job.progress(f"{precision}: exporting, then timing {repeats} tokens of each side")
-        artefact = export(source, job.folder / precision, precision=precision)
+        job.say(f"{precision}: exporting, then timing {tokens} tokens of each side")
+        artefact = export(run_of(job), job.folder / precision, precision=precision, rule=job.rule)
         session = open_checked(artefact, threads=job.threads, operators=job.operators)
         calls = sides(session)
         for call in calls.values():
-            milliseconds(call, repeats=0, warmup=WARM_UP)
+            milliseconds(call, repeats=0, warmup=FIRST_TOKENS)
         num_bytes = read_bytes(session.spec, artefact / (FUSED if job.operators == "fused" else GRAPH))
-        yield Row(
-            precision=precision,
-            parameters=session.spec.model.parameters,
-            **take_turns(calls, repeats=repeats, turns=-(-repeats // TURN), warmup=SETTLE, rest=False),
-            num_bytes=num_bytes,
-            multiply_adds=needed_multiply_adds(job.config.model, job.rule, 1),
-            cache=Limits(read_bytes=cache_rate(num_bytes), multiply_adds=computing),
-            operators=job.operators,
-        )
+        times = _in_turns(calls, tokens)
+        yield {
+            "part": "python",
+            "precision": precision,
+            "operators": job.operators,
+            "parameters": session.spec.model.parameters,
+            **{f"{side}_ms": timing(ms) for side, ms in times.items()},
+            "read_bytes": num_bytes,
+            "multiply_adds": needed_multiply_adds(job.config.model, job.rule, 1),
+            "core": {"read_bytes": cache_rate(num_bytes), "multiply_adds": multiply_adds_rate},
+        }
+
+
+def _in_turns(calls: Mapping[str, Callable[[], Any]], tokens: int) -> dict[str, list[float]]:
+    turns = -(-tokens // TURN_TOKENS)
+    return take_turns(calls, repeats=tokens, turns=turns, warmup=WARMUP_TOKENS, rest=False)
 
 
 def sides(session: OrtSession) -> dict[str, Callable[[], object]]:
@@ -107,59 +115,116 @@ def read_bytes(spec: Spec, graph: Path) -> int:
     ONNX Runtime folds a Cast from float16 or int8 when it loads a graph, so a table behind one is read in
     float32.
     """
-    widths = 0
+    num_bytes = 0
     for value in ir.load(graph).graph.initializers.values():
-        cast = any(node.op_type == "Cast" for node, _ in value.uses())
-        factor = FLOATS_FOR.get(value.dtype or ir.DataType.FLOAT, 1) if cast else 1
-        widths += value.const_value.nbytes * factor if value.const_value is not None else 0
-    return widths + spec.bytes_per_stream * (spec.rule.mem_len + 1) // spec.rule.slots
+        is_cast = any(node.op_type == "Cast" for node, _ in value.uses())
+        factor = BYTES_AFTER_CAST.get(value.dtype or ir.DataType.FLOAT, 1) if is_cast else 1
+        num_bytes += value.const_value.nbytes * factor if value.const_value is not None else 0
+    return num_bytes + spec.bytes_per_stream * (spec.rule.mem_len + 1) // spec.rule.slots
 
 
 def cache_rate(num_bytes: int) -> float:
-    """Bytes per second at which one core reads so many bytes again and again."""
+    """Bytes per second at which one core reads a buffer of this size again and again."""
     numbers = np.ones(num_bytes, np.int8)
     return num_bytes / min(milliseconds(numbers.max, repeats=200)) * 1e3
 
 
-def _least(row: Figures) -> float:
-    """Milliseconds that the step takes at least."""
-    cache = row["cache"]
-    reading = row["num_bytes"] / cache["read_bytes"]
-    return float(1e3 * max(reading, row["multiply_adds"] / cache["multiply_adds"]))
+def _busy(job: Job) -> Iterator[Row]:
+    """A row for each side and number of other processes, after all sides gave the same answers."""
+    tokens = job.repeats(TOKENS["busy"])
+    precision: Precision = "int8-stored"
+    artefact = export(run_of(job), job.folder / "busy", precision=precision, rule=job.rule)
+    threads = {DEFAULT: None, "one thread": 1, "all threads": available_cpus()}
+    sessions = {side: open_session(artefact, threads=count, device="cpu") for side, count in threads.items()}
+    compare(sessions)
+    calls = {side: _token(session) for side, session in sessions.items()}
+    for others in OTHERS:
+        job.say(f"{others} other processes: timing {tokens} tokens of each side")
+        with computing(others):
+            times = _in_turns(calls, tokens)
+        fixed = [times["one thread"], times["all threads"]]
+        for side, ms in times.items():
+            yield {
+                "part": "busy",
+                "other_processes": others,
+                "side": side,
+                "precision": precision,
+                "mean_ms": float(np.mean(ms)),
+                "token_ms": timing(ms),
+                "p99_ms": float(np.percentile(ms, 99)),
+                "mean_over_better": float(np.mean(ms) / min(map(np.mean, fixed))),
+                "p99_over_better": float(np.percentile(ms, 99) / min(np.percentile(x, 99) for x in fixed)),
+            }
 
 
-def _adds(side: str, run: str = "onnxruntime") -> Cell:
-    """What a side takes longer than its run."""
-    return lambda row, _: microseconds(row[side]["median"] - row[run]["median"])
+@contextlib.contextmanager
+def computing(others: int) -> Iterator[None]:
+    """Other processes that compute while the body runs."""
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(others)]
+    try:
+        time.sleep(OTHERS_START_SECONDS)
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
-def _notes(lines: Sequence[Line]) -> list[str]:
-    return [
-        "Run: ONNX Runtime's run of one token. What Python adds is the difference of medians; generate is "
-        "compared with predict. At least: the larger of reading the step's bytes from the cache and "
-        "computing its multiply-adds, at the rates of one core that were measured in the same run."
-    ]
+def _token(session: Session) -> Callable[[], Any]:
+    """One token after another of one stream."""
+    memory = session.start(1)
+    token = np.zeros((1, 1), np.int64)
+    return lambda: session.predict(token, memory)
 
 
-CASE = Case(
-    name="overhead",
-    run=run,
-    keys=("precision", "operators"),
-    columns=(
-        Column("weights", "precision"),
-        Column("parameters, millions", "parameters", lambda count: f"{count / 1e6:.1f}"),
-        Column("MB to read", "num_bytes", megabytes),
-        Column("at least, µs", lambda row, run: microseconds(_least(row))),
-        Column("run, µs", "onnxruntime", microseconds),
-        Column("times at least", lambda row, run: f"{row['onnxruntime']['median'] / _least(row):.2f}"),
-        Column("predict adds, µs", _adds("predict")),
-        Column("step adds, µs", _adds("step")),
-        Column("score adds, µs", _adds("score")),
-        Column("generate adds, µs", _adds("generate", "predict")),
-    ),
-    notes=_notes,
-    options=("config", "repeats", "operators"),
-    published=lambda history: [
-        history.newest("overhead", size, operators="fused", threads=1) for size in ("demo", "tales")
-    ],
+def compare(sessions: Mapping[str, Session]) -> None:
+    """Raises ArtefactError if the sides do not give the same answers."""
+    tokens = np.random.default_rng(0).integers(0, sessions[DEFAULT].vocab.size, (1, 24))
+    answers = {side: fed(session, tokens)[0] for side, session in sessions.items()}
+    for side, answer in answers.items():
+        difference = float(np.abs(answer - answers[DEFAULT]).max())
+        agreed(difference, TOLERANCE_NATS, f"the side with {side} differs from the default")
+
+
+def _least_ms(row: Row) -> float:
+    return least_ms(row["core"], row["read_bytes"], row["multiply_adds"])
+
+
+def _python_column(value: Callable[[Row], Any]) -> Column:
+    """A column of the part `python`."""
+    return lambda row, _: value(row) if row["part"] == "python" else None
+
+
+def _adds(side: str, base: str = "onnxruntime") -> Column:
+    """By how many microseconds a side is slower."""
+    return _python_column(lambda row: 1e3 * (row[f"{side}_ms"]["median"] - row[f"{base}_ms"]["median"]))
+
+
+def _size(row: Row, document: Document) -> str:
+    return str(document["config"])
+
+
+KEYS = ("part", "precision", "operators", "other_processes", "side")
+COLUMNS = {
+    "size": _size,
+    "weights": "precision",
+    "MB to read": megabytes("read_bytes"),
+    "at least, µs": _python_column(lambda row: 1e3 * _least_ms(row)),
+    "run, µs": _python_column(lambda row: 1e3 * row["onnxruntime_ms"]["median"]),
+    "times at least": _python_column(lambda row: row["onnxruntime_ms"]["median"] / _least_ms(row)),
+    "predict adds, µs": _adds("predict"),
+    "step adds, µs": _adds("step"),
+    "score adds, µs": _adds("score"),
+    "generate adds, µs": _adds("generate", "predict"),
+    "other processes": "other_processes",
+    "threads": "side",
+    "mean, ms": "mean_ms",
+    "p99, ms": "p99_ms",
+    "mean / better": "mean_over_better",
+    "p99 / better": "p99_over_better",
+}
+NOTE = (
+    "Run: ONNX Runtime's run of one token. What Python adds is the difference of medians; generate is "
+    "compared with predict. At least: the larger of reading the step's bytes from the cache and computing "
+    "its multiply-adds, at the rates of one core. Better: the better of one thread and all threads."
 )

@@ -11,10 +11,11 @@ late if its answer comes after the next step is due.
 from __future__ import annotations
 
 import contextlib
+import shutil
 import subprocess
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
@@ -25,20 +26,21 @@ from torch.nn import functional as F
 
 import runtimes
 import xl_export
-from benchmarks.case import Case, Column, Job, Line, microseconds
-from benchmarks.cases.web import compiled, has_cpp
 from benchmarks.checked_sessions import agreed
-from benchmarks.measure import Timing
+from benchmarks.harness import Job, Row, microseconds
+from benchmarks.measure import timing
 from runtimes.base.errors import ArtefactError
 from trainer.model.config import ModelConfig
 
 HZ = 1000
 STEPS = 100_000  # of each side
-PART = 1000  # steps of one turn
-WARM = 50  # untimed steps of each side before its first turn
+TURN_STEPS = 1000  # steps of one turn
+WARMUP_STEPS = 50  # untimed steps of each side before its first turn
 OBSERVATION, ACTIONS = 12, 4
-TOLERANCE = 1e-4
-CHECKED = 50  # steps beyond the memory's length that are compared before anything is timed
+TOLERANCE = 1e-4  # of a logit
+GROWING = "PyTorch, growing window"
+CPP_SOURCES = Path(__file__).parents[2] / "cpp"
+CHECKED_STEPS = 50  # steps beyond the memory's length that are compared before anything is timed
 
 
 class Policy(nn.Module):
@@ -160,19 +162,7 @@ class _Cpp:
         raise ArtefactError(f"the C++ program ended ({sentence.strip()}); please report this.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One side."""
-
-    side: str
-    mem_len: int
-    step: Timing
-    p99: float  # milliseconds within which 99 % of the steps answered
-    late: int  # steps whose answer came after the next step was due
-    steps: int  # timed; fewer than asked for if a growing window became too slow
-
-
-def run(job: Job) -> list[Row]:
+def run(job: Job) -> Iterator[Row]:
     """A row for each side; repeats are timed steps. Nothing is timed before all sides agree."""
     steps = job.repeats(STEPS)
     M = job.rule.mem_len
@@ -180,31 +170,28 @@ def run(job: Job) -> list[Row]:
     torch.set_num_threads(1)
     policy = Policy(job.config.model, M).eval()
     with contextlib.ExitStack() as stack:
-        job.progress("tracing the policy and comparing all sides with PyTorch")
+        job.say("tracing the policy and comparing all sides with PyTorch")
         rule = xl_export.MemoryRule(mem_len=M, segment=1)
         artefact = xl_export.trace(policy, job.folder / "artefact", rule=rule, rows=1)
-        sides: dict[str, _Here | _Cpp] = {}
         _compare(policy, artefact, M)
-        sides["artefact, Python"] = _Here(_artefact_step(artefact))
+        sides: dict[str, _Here | _Cpp] = {"artefact, Python": _Here(_artefact_step(artefact))}
         if has_cpp():
             cpp = _Cpp(artefact, job.folder)
             stack.callback(cpp.close)
             sides["artefact, C++"] = cpp
         sides["PyTorch"] = _Here(_pytorch_step(policy))
-        sides["PyTorch, growing window"] = _Here(_growing_step(policy, WARM + steps))
-        job.progress(f"timing {steps:,} steps of each side at {HZ:,} Hz, in turns of {PART:,}")
+        sides[GROWING] = _Here(_growing_step(policy, WARMUP_STEPS + steps))
+        job.say(f"timing {steps:,} steps of each side at {HZ:,} Hz, in turns of {TURN_STEPS:,}")
         found = _in_turns(sides, steps)
-    return [
-        Row(
-            side=side,
-            mem_len=M,
-            step=Timing.of(ms),
-            p99=float(np.percentile(ms, 99)),
-            late=late,
-            steps=len(ms),
-        )
-        for side, (ms, late) in found.items()
-    ]
+    for side, (ms, late) in found.items():
+        yield {
+            "side": side,
+            "mem_len": M,
+            "step_ms": timing(ms),
+            "p99_ms": float(np.percentile(ms, 99)),
+            "late_steps": late,
+            "steps": len(ms),
+        }
 
 
 def _in_turns(sides: dict[str, _Here | _Cpp], steps: int) -> dict[str, tuple[list[float], int]]:
@@ -212,12 +199,12 @@ def _in_turns(sides: dict[str, _Here | _Cpp], steps: int) -> dict[str, tuple[lis
     found: dict[str, tuple[list[float], int]] = {side: ([], 0) for side in sides}
     active = dict(sides)
     for side in sides.values():
-        side.times(WARM)
-    for at in range(0, steps, PART):
+        side.times(WARMUP_STEPS)
+    for at in range(0, steps, TURN_STEPS):
         for name, side in list(active.items()):
-            times, late = side.times(min(PART, steps - at))
+            times, late = side.times(min(TURN_STEPS, steps - at))
             found[name] = (found[name][0] + times, found[name][1] + late)
-            if name == "PyTorch, growing window" and median(times) > 1e3 / HZ:
+            if name == GROWING and median(times) > 1e3 / HZ:
                 del active[name]
     return found
 
@@ -276,9 +263,9 @@ def _compare(policy: Policy, artefact: Path, mem_len: int) -> None:
     exact = _pytorch_step(policy)
     others = {
         "artefact, Python": _artefact_step(artefact),
-        "PyTorch, growing window": _growing_step(policy, mem_len + CHECKED),
+        GROWING: _growing_step(policy, mem_len + CHECKED_STEPS),
     }
-    observations = np.random.default_rng(1).uniform(-1, 1, (mem_len + CHECKED, OBSERVATION))
+    observations = np.random.default_rng(1).uniform(-1, 1, (mem_len + CHECKED_STEPS, OBSERVATION))
     for at, observation in enumerate(observations.astype(np.float32)):
         expected = exact(observation)
         for side, step in others.items():
@@ -287,29 +274,46 @@ def _compare(policy: Policy, artefact: Path, mem_len: int) -> None:
                 agreed(difference, TOLERANCE, f"{side} differs from PyTorch", "of a logit")
 
 
-def _notes(lines: Sequence[Line]) -> list[str]:
-    row, run = lines[0]
-    model = run.document["model"]
-    return [
-        f"{HZ:,} steps a second on one thread. {model['layers']} layers, D {model['d_model']}, fp32, memory "
-        f"of {row['mem_len']:,} steps. The growing window stops when half of {PART:,} steps take longer than "
-        f"{1e3 / HZ:g} ms."
-    ]
+def compiled(name: str, folder: Path) -> Path:
+    """A program of cpp/examples, compiled into a folder; raises ArtefactError if it cannot be."""
+    library = _onnxruntime_library()
+    assert library is not None
+    linked = folder / "libonnxruntime.so.1"  # the name that the library calls itself
+    if not linked.is_symlink():
+        linked.symlink_to(library)
+    source = CPP_SOURCES / "examples" / f"{name}.cpp"
+    program = folder / name
+    includes = [f"-I{CPP_SOURCES}", f"-I{CPP_SOURCES / 'third_party' / 'onnxruntime'}"]
+    command = ["g++", "-std=c++17", "-O2", *includes, str(source), "-o", str(program), str(linked)]
+    ended = subprocess.run([*command, f"-Wl,-rpath,{folder}"], capture_output=True, text=True, check=False)
+    if ended.returncode:
+        raise ArtefactError(f"{source} could not be compiled: {ended.stderr.strip()[:300]}.")
+    return program
 
 
-CASE = Case(
-    name="policy",
-    run=run,
-    keys=("side", "mem_len"),
-    columns=(
-        Column("side", "side"),
-        Column("steps", "steps"),
-        Column("median, µs", "step", microseconds),
-        Column("99 % within, µs", "p99", microseconds),
-        Column("slowest, µs", "step.slowest", microseconds),
-        Column("late steps", "late"),
-    ),
-    notes=_notes,
-    options=("config", "repeats", "mem-len"),
-    published=lambda history: history.of("policy")[-1:],
+def has_cpp() -> bool:
+    """Whether C++ programs can be compiled against the library of the Python wheel."""
+    return _onnxruntime_library() is not None and shutil.which("g++") is not None
+
+
+def _onnxruntime_library() -> Path | None:
+    """The shared library in the Python wheel."""
+    spec = find_spec("onnxruntime")
+    if spec is None or spec.origin is None:
+        return None
+    return next((Path(spec.origin).parent / "capi").glob("libonnxruntime.so.*"), None)
+
+
+KEYS = ("side", "mem_len")
+COLUMNS = {
+    "side": "side",
+    "steps": "steps",
+    "median, µs": microseconds("step_ms"),
+    "99 % within, µs": lambda row, _: 1e3 * row["p99_ms"],
+    "slowest, µs": lambda row, _: 1e3 * row["step_ms"]["slowest"],
+    "late steps": "late_steps",
+}
+NOTE = (
+    f"{HZ:,} steps a second on one thread, with the model's length of memory. The growing window "
+    f"stops when half of {TURN_STEPS:,} steps take longer than {1e3 / HZ:g} ms."
 )

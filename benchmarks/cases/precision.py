@@ -1,26 +1,20 @@
 """Each precision of weights and memory: the time of one token with full memory, the size, and the quality.
 
-The export of a trained run measures the quality on the test text of the run. Random weights show how fast a
-precision is, and nothing about its quality.
+The export of a trained run (`--config RUN`) measures the quality on the test text of the run. Random weights
+show how fast a precision is, and nothing about its quality.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
-from benchmarks.case import SMALL, Case, Column, Job, file_option, megabytes
 from benchmarks.checked_sessions import Operators, open_checked, step_of
-from benchmarks.configs import BenchmarkConfig
-from benchmarks.measure import Timing, take_turns
-from benchmarks.models import random_run
-from benchmarks.runs import Figures, Run
-from runtimes.base.errors import ConfigError
-from runtimes.base.records import from_json
-from runtimes.contract.precision import Measured, MeasuredStep, MemoryPrecision, Precision, verdict
+from benchmarks.harness import OPERATORS, Column, Document, Job, Row, megabytes, number
+from benchmarks.measure import take_turns, timing
+from benchmarks.models import run_of
+from runtimes.base.records import from_json, to_json
+from runtimes.contract.precision import Measured, MemoryPrecision, Precision, verdict
 from runtimes.contract.spec import FUSED, GRAPH, WEIGHTS
-from trainer.run.checkpoint import load_run
 from xl_export import export
 
 PRECISIONS: tuple[tuple[Precision, MemoryPrecision], ...] = (
@@ -35,121 +29,74 @@ PRECISIONS: tuple[tuple[Precision, MemoryPrecision], ...] = (
     ("fp32", "int8"),
     ("int8", "int8"),
 )
-WARM_UP = 10  # tokens before the timed ones of each turn
+WARMUP_TOKENS = 10  # before the timed ones of each turn
+OPTIONS = (OPERATORS,)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One precision with ring memory."""
-
-    precision: Precision
-    memory_precision: MemoryPrecision
-    mem_len: int
-    operators: Operators
-    token: Timing
-    #: How many times faster than weights and memory in fp32.
-    speed_up: float
-    #: Of graph and weights on disk.
-    num_bytes: int
-    bytes_per_stream: int
-    #: The quality on the test text of the run; None for random weights, and for fp32.
-    measured: Measured | MeasuredStep | None
-
-
-def run(job: Job) -> list[Row]:
-    """A row for each precision of a trained run, or of random weights; the tokens are timed in turns.
+def run(job: Job) -> Iterator[Row]:
+    """A row for each precision; the tokens are timed in turns.
 
     --operators is for the precisions that have a fused graph; the others always use standard operators.
     """
     repeats = job.repeats(job.config.token_repeats)
-    source = job["trained"] or random_run(job)
-    sessions = []
-    served = list[Operators]()
-    sizes = []
+    source = run_of(job)
+    sessions, rows = [], list[Row]()
     for precision, memory in PRECISIONS:
-        job.progress(f"{precision} weights, {memory} memory: exporting")
-        artefact = export(
-            source,
-            job.folder / f"{precision}-{memory}",
-            rule=job.rule,
-            precision=precision,
-            memory_precision=memory,
+        job.say(f"{precision} weights, {memory} memory: exporting")
+        folder = job.folder / f"{precision}-{memory}"
+        artefact = export(source, folder, rule=job.rule, precision=precision, memory_precision=memory)
+        operators: Operators = job.operators if (artefact / FUSED).is_file() else "standard"
+        session = open_checked(artefact, threads=job.threads, operators=operators)
+        sessions.append(session)
+        rows.append(
+            {
+                "precision": precision,
+                "memory_precision": memory,
+                "mem_len": job.rule.mem_len,
+                "operators": operators,
+                "disk_bytes": sum((artefact / name).stat().st_size for name in (GRAPH, WEIGHTS)),
+                "bytes_per_stream": session.spec.bytes_per_stream,
+                "quality": to_json(session.spec.measured) if session.spec.measured else None,
+            }
         )
-        served.append(job.operators if (artefact / FUSED).is_file() else "standard")
-        sessions.append(open_checked(artefact, threads=job.threads, operators=served[-1]))
-        sizes.append(sum((artefact / name).stat().st_size for name in (GRAPH, WEIGHTS)))
-    job.progress(f"timing {repeats} tokens of each")
+    job.say(f"timing {repeats} tokens of each")
     sides = {str(at): step_of(session) for at, session in enumerate(sessions)}
-    times = list(take_turns(sides, repeats=repeats, warmup=WARM_UP).values())
-    return [
-        Row(
-            precision=session.spec.precision,
-            memory_precision=session.spec.memory_precision,
-            mem_len=job.rule.mem_len,
-            operators=by,
-            token=token,
-            speed_up=times[0].median / token.median,
-            num_bytes=size,
-            bytes_per_stream=session.spec.bytes_per_stream,
-            measured=session.spec.measured,
-        )
-        for session, by, token, size in zip(sessions, served, times, sizes, strict=True)
-    ]
+    times = list(take_turns(sides, repeats=repeats, warmup=WARMUP_TOKENS).values())
+    for row, ms in zip(rows, times, strict=True):
+        token = timing(ms)
+        yield row | {"token_ms": token, "speed_up": timing(times[0])["median"] / token["median"]}
 
 
-def _measured(row: Figures) -> Measured | None:
-    """The quality of a row; None for random weights, and for fp32."""
-    return from_json(Measured, row["measured"], where="the row") if row.get("measured") else None
+def _quality(name: str, form: str) -> Column:
+    return lambda row, _: format(row["quality"][name], form) if row.get("quality") else ""
 
 
-def _bits_lost(row: Figures, run: Run) -> str:
-    return f"{measured.bits_lost:+.4f}" if (measured := _measured(row)) else ""
+def _bits_lost(row: Row, document: Document) -> str:
+    return f"{_measured(row).bits_lost:+.4f}" if row.get("quality") else ""
 
 
-def _verdict(row: Figures, run: Run) -> str:
-    measured = _measured(row)
-    return verdict(row["precision"], row["memory_precision"], measured) if measured else ""
+def _verdict(row: Row, document: Document) -> str:
+    if not row.get("quality"):
+        return ""
+    return verdict(row["precision"], row["memory_precision"], _measured(row))
 
 
-def _size(options: dict[str, Any]) -> BenchmarkConfig:
-    """The size of the run, or of --config."""
-    config: BenchmarkConfig = options["config"]
-    if "trained" not in options:
-        return config
-    if config.name != SMALL:
-        raise ConfigError("--run has a size of its own; leave out --config, or leave out --run.")
-    run: Path = options["trained"]
-    return BenchmarkConfig.of(run.resolve().name, load_run(run).config, token_repeats=100)
+def _measured(row: Row) -> Measured:
+    return from_json(Measured, row["quality"], where="the row")
 
 
-CASE = Case(
-    name="precision",
-    run=run,
-    keys=("precision", "memory_precision", "mem_len", "operators"),
-    columns=(
-        Column("weights", "precision"),
-        Column("memory", "memory_precision"),
-        Column("ms per token", "token"),
-        Column("times faster than fp32", "speed_up", ".2f"),
-        Column("MB on disk", "num_bytes", megabytes),
-        Column("MB per stream", "bytes_per_stream", megabytes),
-        Column("bits per token", "measured.bits_per_token", ".4f"),
-        Column("bits lost", _bits_lost),
-        Column("KL, nats", "measured.kl_nats", ".2g"),
-        Column("same likeliest token", "measured.agreement", ".1%"),
-        Column("", _verdict),
-    ),
-    notes=lambda lines: [f"Memory of {lines[0].row['mem_len']:,} tokens, random weights."],
-    options=(
-        "config",
-        "repeats",
-        "mem-len",
-        "operators",
-        file_option(
-            "--run trained",
-            "A trained run, whose quality is measured too; by default the weights are random.",
-        ),
-    ),
-    size=_size,
-    published=lambda history: [history.newest("precision", "enwik8-base", operators="fused")],
-)
+KEYS = ("precision", "memory_precision", "mem_len", "operators")
+COLUMNS = {
+    "weights": "precision",
+    "memory": "memory_precision",
+    "ms per token": "token_ms",
+    "tokens/s": lambda row, _: number(1e3 / row["token_ms"]["median"]),
+    "times faster than fp32": "speed_up",
+    "MB on disk": megabytes("disk_bytes"),
+    "MB per stream": megabytes("bytes_per_stream"),
+    "bits per token": _quality("bits_per_token", ".4f"),
+    "bits lost": _bits_lost,
+    "KL, nats": _quality("kl_nats", ".2g"),
+    "same likeliest token": _quality("agreement", ".1%"),
+    "": _verdict,
+}

@@ -13,18 +13,17 @@ in blocks that never touch later keys, and a last layer that computes only the l
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import torch
 
-from benchmarks.case import Case, Column, Job
 from benchmarks.checked_sessions import (
-    Operators,
     agreed,
     filled,
     fused_library,
@@ -32,12 +31,11 @@ from benchmarks.checked_sessions import (
     open_checked,
     open_graph,
 )
-from benchmarks.measure import Timing, take_turns
-from benchmarks.models import random_artefact, random_weights
-from benchmarks.plot import draw_lines
-from benchmarks.runs import Figures, Run
-from benchmarks.runs import operators as operators_of
-from benchmarks.summaries import sliding_window
+from benchmarks.harness import OPERATORS, Document, Job, Row, lengths_option, number, ratio
+from benchmarks.measure import take_turns, timing
+from benchmarks.models import artefact_of, random_weights
+from benchmarks.plots import line
+from runtimes.base.errors import ConfigError
 from runtimes.contract.precision import PRESETS
 from runtimes.contract.spec import GRAPH
 from runtimes.contract.tensors import TensorSpec
@@ -49,43 +47,32 @@ from xl_export.graph.head import all_logits, embed
 from xl_export.graph.layers import Layers, Weights
 from xl_export.graph.ops import graph_input, save_model
 
-TABLE_9 = {
-    3800: 1874,
-    2800: 1409,
-    1800: 773,
-    800: 363,
-}  # by attention length: how many times slower the model of Al-Rfou et al. is, on one GPU
+# By attention length: how many times slower the model of Al-Rfou et al. is, on one GPU.
+TABLE_9 = {3800: 1874, 2800: 1409, 1800: 773, 800: 363}
 BLOCK = 256  # queries that a recomputed window computes together; faster than 128, 512 and all at once
 OPSET = 23
-TOLERANCE = PRESETS["fp32"].tolerance  # nats
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One attention length."""
-
-    attention_length: int
-    #: Times per token.
-    window: Timing
-    segment: Timing
-    #: Of both sides.
-    operators: Operators
-    #: How many times slower the window is: as measured, by multiply-adds, and in the paper.
-    ratio: float
-    predicted_ratio: float
-    table_9: int | None
+TOLERANCE_NATS = PRESETS["fp32"].tolerance
+OPTIONS = (
+    lengths_option("Attention lengths in tokens, such as 64,128,256; the default depends on the model."),
+    OPERATORS,
+)
 
 
 def run(job: Job) -> Iterator[Row]:
-    """A row for each attention length, whose two sides are checked before they are timed."""
+    """A row for each attention length, the shortest first."""
     config = job.config
+    if config.model.pre_norm or config.model.vocabulary.cutoffs:
+        raise ConfigError(
+            f"{config.name} is pre-norm or has an adaptive softmax, which the window model does not have; "
+            "give another --config."
+        )
     repeats = job.repeats(config.repeats)
     weights = random_weights(config.model)
-    for length in job["attention_lengths"] or config.attention_lengths:
-        at = job.with_memory(length)
-        job.progress(f"attention length {length}: checking both sides, then timing {repeats} calls of each")
-        draw = np.random.default_rng(length)
-        tokens = draw.integers(0, config.model.vocab_size, max(length, config.segment))
+    longest = max(config.segment, *job.lengths)
+    tokens = np.random.default_rng(0).integers(0, config.model.vocab_size, longest)
+    for length in job.lengths:
+        job.say(f"attention length {length}: building the window, comparing it with the naive model")
+        at = replace(job.with_memory(length), config=replace(config, mem_len=length, run=None))
         window = Window(
             at.folder / "window",
             weights,
@@ -95,26 +82,23 @@ def run(job: Job) -> Iterator[Row]:
             library=fused_library(job.operators),
         )
         check_window(window, weights, config.model, tokens[:length])
-        session = open_checked(random_artefact(at), threads=job.threads, operators=job.operators)
+        session = open_checked(artefact_of(at), threads=job.threads, operators=job.operators)
         memory = filled(session)
         segment = tokens[None, : config.segment]
         sides = {
-            "window": functools.partial(window.next_logits, tokens[:length]),
-            "segment": functools.partial(session.step, segment, memory),
+            "window_ms": functools.partial(window.next_logits, tokens[:length]),
+            "segment_ms": functools.partial(session.step, segment, memory),
         }
+        job.say(f"attention length {length}: timing {repeats} calls of each side")
         times = take_turns(sides, repeats=repeats)
-        segment_time = times["segment"].per(config.segment)
-        window_count = window_multiply_adds(config.model, length)
         segment_count = step_multiply_adds(config.model, at.rule, "ring", config.segment) / config.segment
-        yield Row(
-            attention_length=length,
-            window=times["window"],
-            segment=segment_time,
-            operators=job.operators,
-            ratio=times["window"].median / segment_time.median,
-            predicted_ratio=window_count / segment_count,
-            table_9=TABLE_9.get(length),
-        )
+        yield {
+            "attention_length": length,
+            "operators": job.operators,
+            "window_ms": timing(times["window_ms"]),
+            "segment_ms": timing(times["segment_ms"], per=config.segment),
+            "predicted_ratio": window_multiply_adds(config.model, length) / segment_count,
+        }
 
 
 class Window:
@@ -144,7 +128,9 @@ class Window:
 def check_window(window: Window, weights: Weights, model: ModelConfig, tokens: np.ndarray) -> float:
     """The largest difference from the naive model, in nats; raises ArtefactError beyond the tolerance."""
     difference = nats_apart(window.next_logits(tokens), naive_next_logits(weights, model, tokens))
-    return agreed(difference, TOLERANCE, f"the window of {len(tokens)} tokens differs from the naive model")
+    return agreed(
+        difference, TOLERANCE_NATS, f"the window of {len(tokens)} tokens differs from the naive model"
+    )
 
 
 class WindowGraph(Layers):
@@ -307,35 +293,35 @@ def _norm(x: np.ndarray, w: Mapping[str, np.ndarray], name: str) -> np.ndarray:
     return scaled * w[name + ".weight"] + w[name + ".bias"]
 
 
-def _paper(row: Figures, run: Run) -> str:
-    if not row["table_9"]:
-        return ""
-    return f"{row['table_9']:,}" + ("" if row["ratio"] >= row["table_9"] else " **MISSED**")
+def draw(figure: Any, rows: Sequence[Row]) -> str:
+    """Draws how many times slower the window is, here and in the paper; returns the title."""
+    axes = figure.subplots()
+    lengths = [row["attention_length"] for row in rows]
+    ratios = [ratio(row, "window_ms", "segment_ms") for row in rows]
+    line(axes, lengths, ratios, "measured here, on a CPU", ours=True)
+    paper = [length for length in lengths if length in TABLE_9]
+    if paper:
+        line(axes, paper, [TABLE_9[at] for at in paper], "Dai et al., Table 9, on a GPU", ours=False)
+    for length, value in zip(lengths, ratios, strict=True):
+        axes.annotate(
+            number(value), (length, value), (-8, 6), textcoords="offset points", fontsize=9, ha="right"
+        )
+    axes.set_xlabel("tokens that each token attends to", fontsize=9)
+    axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+    return "How many times slower a recomputed window is than memory"
 
 
-CASE = Case(
-    name="sliding-window",
-    run=run,
-    keys=("attention_length", "operators"),
-    columns=(
-        Column("attention length", "attention_length"),
-        Column("operators", lambda row, run: operators_of(row)),
-        Column("window, ms per token", "window"),
-        Column("segments, ms per token", "segment"),
-        Column("times slower", "ratio", ",.0f"),
-        Column("by arithmetic only", "predicted_ratio", ",.0f"),
-        Column("Table 9 (GPU)", _paper),
-    ),
-    notes=lambda lines: ["MISSED: measured below the ratio of the paper's Table 9."],
-    options=("config", "repeats", "attention-lengths", "operators"),
-    published=lambda history: [sliding_window(history, operators) for operators in ("standard", "fused")],
-    draw=draw_lines(
-        "attention_length",
-        {
-            "vanilla Transformer, window recomputed for each token": "window",
-            "Transformer-XL, segments with memory": "segment",
-        },
-        "attention length (tokens)",
-        log=True,
-    ),
-)
+def _paper(row: Row, document: Document) -> int | None:
+    return TABLE_9.get(row["attention_length"])
+
+
+KEYS = ("attention_length", "operators")
+COLUMNS = {
+    "attention length": "attention_length",
+    "operators": "operators",
+    "window, ms per token": "window_ms",
+    "segments, ms per token": "segment_ms",
+    "times slower": lambda row, _: f"{ratio(row, 'window_ms', 'segment_ms'):,.0f}",
+    "by arithmetic only": lambda row, _: f"{row['predicted_ratio']:,.0f}",
+    "Table 9 (GPU)": _paper,
+}

@@ -1,150 +1,140 @@
-"""One step with full memory on ONNX Runtime and in PyTorch: the cases decode, segment and batch.
+"""One step with full memory, on ONNX Runtime and in PyTorch with the same memory.
 
-The memory of both sides holds keys and values, so neither computes the past again. The export has compared
-the artefact with PyTorch. The least time of a step is the longer of two: reading weights, tables and visible
-memory, and computing the multiply-adds.
+- `decode`: one token, for several lengths of memory
+- `segment`: a whole segment of one stream
+- `batch`: one token of each of several streams
+- `form`: one token with each form of memory, on ONNX Runtime only
+
+The memory of both sides holds keys and values, so neither computes the past again. A step takes at least the
+time to read its weights, tables and visible memory, or to compute its multiply-adds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import get_args
 
+import numpy as np
 import torch
 
 from benchmarks.arithmetic import step_bytes
-from benchmarks.case import Case, Cell, Column, Job, number, per_second
-from benchmarks.checked_sessions import Operators, open_checked, step_of
-from benchmarks.configs import CONFIGS
-from benchmarks.measure import Timing, take_turns
-from benchmarks.models import random_artefact, random_run
-from benchmarks.plot import draw_lines
-from benchmarks.runs import History, Run
+from benchmarks.checked_sessions import Operators, agreed, fed, open_checked, step_of
+from benchmarks.harness import OPERATORS, Document, Job, Row, lengths_option, number, only_option, ratio
+from benchmarks.measure import least_ms, take_turns, timing
+from benchmarks.models import artefact_of, run_of
+from runtimes.contract.tensors import Form
 from trainer.model.arithmetic import step_multiply_adds
 from trainer.run.checkpoint import load_run
 from trainer.run.session import ProjectedTorchSession
 
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One kind of step: memory length (M), number of streams (B), and tokens of each stream (T)."""
-
-    mem_len: int
-    batch: int
-    tokens: int
-    #: Of ONNX Runtime's side.
-    operators: Operators
-    #: Times per token, which is the time of the step over B·T.
-    onnxruntime: Timing
-    pytorch: Timing
-    #: Of the whole step.
-    num_bytes: int
-    multiply_adds: int
-    #: PyTorch's time divided by ONNX Runtime's.
-    ratio: float
+KINDS = ("decode", "segment", "batch", "form")
+STREAMS = (1, 8, 32)
+FORMS: tuple[Form, ...] = get_args(Form)
+FORM_TOLERANCE = 1e-4  # nats between two forms
+OPTIONS = (
+    only_option(KINDS, "Measure this kind of step only"),
+    lengths_option("Lengths of memory of `decode`, such as 64,128,256; the default depends on the model."),
+    OPERATORS,
+)
 
 
-def decode(job: Job) -> Iterator[Row]:
-    """A row of one token for each length of memory."""
-    for length in job["attention_lengths"] or job.config.attention_lengths:
-        yield from _measured(job.with_memory(length), [(1, 1)], job.config.token_repeats)
+def run(job: Job) -> Iterator[Row]:
+    """The rows of each kind. The fused operator is only for the ring."""
+    kinds = job["only"] or KINDS
+    one, several = job.repeats(job.config.token_repeats), job.repeats(job.config.repeats)
+    if "decode" in kinds:
+        for length in job.lengths:
+            yield from _compared(job.with_memory(length), "decode", [(1, 1)], one)
+    if "segment" in kinds:
+        yield from _compared(job, "segment", [(1, job.config.segment)], several)
+    if "batch" in kinds:
+        yield from _compared(job, "batch", [(streams, 1) for streams in STREAMS], several)
+    if "form" in kinds:
+        yield from _forms(job, one)
 
 
-def segment(job: Job) -> Iterator[Row]:
-    """One row: a step of as many tokens as the segment of the configuration has."""
-    return _measured(job, [(1, job.config.segment)], job.config.repeats)
-
-
-def batch(job: Job) -> Iterator[Row]:
-    """A row for each number of streams, with one token of each."""
-    return _measured(job, [(streams, 1) for streams in job.config.streams], job.config.repeats)
-
-
-def _measured(job: Job, steps: Sequence[tuple[int, int]], repeats: int) -> Iterator[Row]:
-    """A row for each pair (batch, tokens) of `steps`."""
+def _compared(job: Job, kind: str, steps: Sequence[tuple[int, int]], repeats: int) -> Iterator[Row]:
+    """A row for each pair of streams and tokens."""
     rule = job.rule
-    repeats = job.repeats(repeats)
-    artefact = open_checked(random_artefact(job), threads=job.threads, operators=job.operators)
-    run = load_run(random_run(job))
+    artefact = open_checked(_exported(job, "ring"), threads=job.threads, operators=job.operators)
+    trained = load_run(run_of(job))
     torch.set_num_threads(job.threads)
-    torch_run = ProjectedTorchSession(run.model.eval(), run.vocab, rule, weights=run.sha256)
-    for batch, tokens in steps:
-        job.progress(f"memory of {rule.mem_len} tokens: timing {repeats} steps of {batch} x {tokens} tokens")
+    torch_run = ProjectedTorchSession(trained.model.eval(), trained.vocab, rule, weights=trained.sha256)
+    for streams, tokens in steps:
+        job.say(f"memory of {rule.mem_len} tokens: timing {repeats} steps of {streams} x {tokens} tokens")
         sides = {
-            "onnxruntime": step_of(artefact, batch, tokens),
-            "pytorch": step_of(torch_run, batch, tokens),
+            "onnxruntime_ms": step_of(artefact, streams, tokens),
+            "pytorch_ms": step_of(torch_run, streams, tokens),
         }
-        num_bytes = step_bytes(job.config.model, rule, "ring", streams=batch)
-        timed = take_turns(sides, repeats=repeats)
-        yield Row(
-            mem_len=rule.mem_len,
-            batch=batch,
-            tokens=tokens,
-            operators=job.operators,
-            **{name: timing.per(batch * tokens) for name, timing in timed.items()},
-            num_bytes=num_bytes,
-            multiply_adds=batch * step_multiply_adds(job.config.model, rule, "ring", tokens),
-            ratio=timed["pytorch"].median / timed["onnxruntime"].median,
-        )
+        times = take_turns(sides, repeats=repeats)
+        yield {
+            "kind": kind,
+            "form": "ring",
+            "operators": job.operators,
+            "mem_len": rule.mem_len,
+            "streams": streams,
+            "tokens": tokens,
+            **{side: timing(ms) for side, ms in times.items()},
+            "step_bytes": step_bytes(job.config.model, rule, "ring", streams=streams),
+            "multiply_adds": streams * step_multiply_adds(job.config.model, rule, "ring", tokens),
+        }
 
 
-def _of_step(side: str) -> Cell:
-    return lambda row, run: number(row[side]["median"] * row["batch"] * row["tokens"])
+def _forms(job: Job, repeats: int) -> Iterator[Row]:
+    """A row for each form of memory, after a comparison with the ring."""
+    rule = job.rule
+    operators: dict[Form, Operators] = {
+        form: job.operators if form == "ring" else "standard" for form in FORMS
+    }
+    sessions = {
+        form: open_checked(_exported(job, form), threads=job.threads, operators=operators[form])
+        for form in FORMS
+    }
+    job.say(f"comparing the forms with one another, then timing {repeats} tokens of each")
+    tokens = np.random.default_rng(0).integers(0, job.config.model.vocab_size, (1, rule.slots + rule.segment))
+    answers = {form: fed(session, tokens)[0] for form, session in sessions.items()}
+    for form, answer in answers.items():
+        difference = float(np.abs(answer - answers["ring"]).max())
+        agreed(difference, FORM_TOLERANCE, f"the {form} form differs from the ring")
+    times = take_turns({form: step_of(session) for form, session in sessions.items()}, repeats=repeats)
+    for form, ms in times.items():
+        yield {
+            "kind": "form",
+            "form": form,
+            "operators": operators[form],
+            "mem_len": rule.mem_len,
+            "streams": 1,
+            "tokens": 1,
+            "onnxruntime_ms": timing(ms),
+        }
 
 
-COLUMNS = (
-    Column("memory, tokens", "mem_len"),
-    Column("streams", "batch"),
-    Column("tokens of each", "tokens"),
-    Column(
-        "at least, ms",
-        lambda row, run: number(max(run.reading(row["num_bytes"]), run.computing(row["multiply_adds"]))),
-        note="At least: what the step must read and multiply, at the machine's best rates.",
+def _exported(job: Job, form: Form) -> Path:
+    """The artefact, exported once."""
+    folder = job.folder / form
+    return folder if folder.exists() else artefact_of(job, form)
+
+
+def _least(row: Row, document: Document) -> float | None:
+    if "multiply_adds" not in row:
+        return None
+    return least_ms(document["limits"], row["step_bytes"], row["multiply_adds"])
+
+
+KEYS = ("kind", "form", "operators", "mem_len", "streams", "tokens")
+COLUMNS = {
+    "form": lambda row, _: f"`{row['form']}`" if row["kind"] == "form" else "",
+    "operators": "operators",
+    "memory, tokens": "mem_len",
+    "streams": "streams",
+    "tokens of each": "tokens",
+    "at least, ms": _least,
+    "ONNX Runtime, ms": "onnxruntime_ms",
+    "PyTorch, ms": "pytorch_ms",
+    "PyTorch / ONNX Runtime": lambda row, _: (
+        ratio(row, "pytorch_ms", "onnxruntime_ms") if "pytorch_ms" in row else None
     ),
-    Column("ONNX Runtime, ms", _of_step("onnxruntime")),
-    Column("PyTorch, ms", _of_step("pytorch")),
-    Column("PyTorch / ONNX Runtime", "ratio", ".2f"),
-    Column("ONNX Runtime, tokens/s", "onnxruntime", per_second),
-)
-KEYS = ("mem_len", "batch", "tokens", "operators")
-BASE = CONFIGS["enwik8-base"]
-STEP_OPTIONS = ("config", "repeats", "mem-len", "operators")
-
-
-def _published(case: str, name: str, values: Sequence[int]) -> Callable[[History], list[Run]]:
-    """The newest run with fused operators that has a row for each of these values."""
-    return lambda history: [history.newest(case, BASE.name, operators="fused", rows=(name, values))]
-
-
-DECODE = Case(
-    name="decode",
-    run=decode,
-    keys=KEYS,
-    columns=COLUMNS,
-    notes=lambda lines: ["Times are of a whole step."],
-    options=("config", "repeats", "attention-lengths", "operators"),
-    published=_published("decode", "mem_len", BASE.attention_lengths),
-    draw=draw_lines(
-        "mem_len",
-        {"PyTorch": "pytorch", "ONNX Runtime": "onnxruntime"},
-        "memory length M (tokens)",
-    ),
-)
-SEGMENT = Case(
-    name="segment",
-    run=segment,
-    keys=KEYS,
-    columns=COLUMNS,
-    notes=lambda lines: ["Times are of a whole step."],
-    options=STEP_OPTIONS,
-    published=_published("segment", "tokens", (BASE.segment,)),
-)
-BATCH = Case(
-    name="batch",
-    run=batch,
-    keys=KEYS,
-    columns=COLUMNS,
-    notes=lambda lines: ["Times are of a whole step."],
-    options=STEP_OPTIONS,
-    published=_published("batch", "batch", BASE.streams),
-)
+    "tokens/s": lambda row, _: number(1e3 * row["streams"] * row["tokens"] / row["onnxruntime_ms"]["median"]),
+}
+NOTE = "Times are of a whole step. At least: what it must read and multiply, at the machine's best rates."

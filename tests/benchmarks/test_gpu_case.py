@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.cases.on_gpu import gpu, sides
-from benchmarks.cases.on_gpu.rates import Rates
-from benchmarks.cases.on_gpu.sides import Graph, matching
-from benchmarks.configs import CONFIGS
-from runtimes.base.errors import ConfigError
+from benchmarks.cases import gpu
+from benchmarks.gpu import sides
+from benchmarks.gpu.rates import Rates
+from benchmarks.gpu.sides import Graph
+from benchmarks.harness import cells, matching, measure_case
 from runtimes.base.files import write_json
-from runtimes.base.records import from_json, to_json
 from runtimes.sessions.tensorrt.session import TrtSession
-from tests.benchmarks.shown import on_terminal
+from tests.benchmarks.conftest import a_result
 from tests.gpu import stand_ins
 from tests.gpu.stand_ins import TINY
 
@@ -37,16 +36,15 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_an_engine_is_timed_with_its_limits(work: Path) -> None:
     rows = list(gpu.measure("tensorrt-native-ring-fp16", TINY, work, None))
-    assert [(row.batch, row.tokens) for row in rows] == STEPS
+    assert [(row["batch"], row["tokens"]) for row in rows] == STEPS
     graph = Graph(target="tensorrt", precision="fp16")
     for row in rows:
-        assert row.batch is not None
-        assert row.step is not None
-        assert row.step.median > 0
-        assert row.reading == gpu.least_bytes(TINY, graph, row.batch, halves=True) / 2e12 * 1e3
-        assert row.computing is not None
-        assert from_json(gpu.Row, to_json(row), where="row") == row
-    assert on_terminal("gpu", [*rows, gpu.Row(side="rates", fact="fast")])[-1].endswith("fast")
+        assert row["step_ms"]["median"] > 0
+        assert row["reading_ms"] == gpu.least_bytes(TINY, graph, row["batch"], halves=True) / 2e12 * 1e3
+        assert row["computing_ms"] > 0
+    rows.append({"side": "rates", "fact": "fast"})
+    _, table = cells(gpu.COLUMNS, [(row, a_result("gpu", rows)) for row in rows])
+    assert table[-1][-1] == "fast"
 
 
 def test_a_wrong_engine_is_not_timed(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,35 +57,34 @@ def test_a_wrong_engine_is_not_timed(work: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(TrtSession, "run", wrong)
     (row,) = gpu.measure("tensorrt-native-ring-fp16", TINY, work, None)
-    assert row.step is None
-    assert "scores differ from the CPU's" in row.problem
+    assert "step_ms" not in row
+    assert "scores differ from the CPU's" in row["problem"]
 
 
 def test_pytorch_and_training_are_compared_and_timed(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = list(gpu.measure("pytorch-fp32", TINY, work, 2))
-    assert [(row.batch, row.tokens) for row in rows] == STEPS
+    assert [(row["batch"], row["tokens"]) for row in rows] == STEPS
     (row,) = gpu.measure("training-fp32", TINY, work, 2)
-    assert (row.batch, row.tokens, row.problem) == (2, 8, "")
+    assert (row["batch"], row["tokens"]) == (2, 8)
     monkeypatch.setattr(sides, "LOSS_TOLERANCES", {"none": -1.0})
     (row,) = gpu.measure("training-fp32", TINY, work, 2)
-    assert "differs from the CPU" in row.problem
+    assert "differs from the CPU" in row["problem"]
 
 
 def test_the_crash_of_a_side_is_a_row(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "false")
-    (row,) = gpu.in_process("rates", CONFIGS["small"], work, None)
-    assert row.problem == "its process ended with exit code 1"
+    (row,) = gpu.in_process("rates", work, None)
+    assert row["problem"] == "its process ended with exit code 1"
 
 
 def test_every_row_is_kept_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "in_process", lambda name, *_: [gpu.Row(side=name)])
-    kept: list[gpu.Row] = []
+    monkeypatch.setattr(gpu, "in_process", lambda name, *_: [{"side": name, "fact": ""}])
+    kept: list[Any] = []
     names = matching(["rtx-onnx-*", "training-fp16"], gpu.NAMES)
-    rows = gpu.CASE.measure(TINY, options={"names": names}, keep=kept.append)
-    assert [row.side for row in kept] == ["rates", "rtx-onnx-attention", "training-fp16"]
-    assert rows == kept
-    with pytest.raises(ConfigError, match="'engine' is not a side; give one of tensorrt-native-ring-fp16"):
-        matching(["engine"], gpu.NAMES)
+    document = measure_case("gpu", gpu, TINY, options={"only": names}, keep=kept.append)
+    sides_kept = [[row["side"] for row in result["rows"]] for result in kept]
+    assert sides_kept == [["rates"], ["rtx-onnx-attention"], ["training-fp16"]]
+    assert [row["side"] for row in document["rows"]] == ["rates", "rtx-onnx-attention", "training-fp16"]
 
 
 def test_the_bytes_of_a_step_follow_from_form_and_precision() -> None:

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu_report as module
-from benchmarks import private
-from benchmarks.cases.on_gpu import gpu
-from benchmarks.cases.on_gpu.sides import matching
-from benchmarks.gpu_report import PARTS, Part, gpu_report
-from benchmarks.private import Scrubber
+from benchmarks.cases import gpu
+from benchmarks.gpu import private
+from benchmarks.gpu import report as module
+from benchmarks.gpu.private import Scrubber
+from benchmarks.gpu.report import PARTS, Part, gpu_report
+from benchmarks.harness import matching
 from runtimes.base.errors import UserError
-from tests.benchmarks.shown import call
+from tests.benchmarks.conftest import call
 
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "guides" / "gpu-report.md"
@@ -86,7 +86,7 @@ def test_tests_go_on_after_a_crash_and_a_hang(tmp_path: Path, monkeypatch: pytes
 def test_ctrl_c_keeps_what_is_there(tmp_path: Path) -> None:
     out, begun = tmp_path / "report", tmp_path / "begun"
     code = (
-        "from pathlib import Path; from benchmarks.gpu_report import Part, gpu_report; import sys\n"
+        "from pathlib import Path; from benchmarks.gpu.report import Part, gpu_report; import sys\n"
         "parts = [Part(name='one', command=('echo', 'found'), minutes=1),"
         " Part(name='two', command=('sh', '-c', 'touch $0 && sleep 600', sys.argv[2]), minutes=5)]\n"
         "gpu_report(Path(sys.argv[1]), parts)\n"

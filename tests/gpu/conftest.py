@@ -16,7 +16,7 @@ from tests.gpu import stand_ins
 def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A GPU; None if it is a real one. Without a parameter it is real."""
     if getattr(request, "param", "real") == "stand-in":
-        monkeypatch.setattr(measure, "REST", 0)
+        monkeypatch.setattr(measure, "REST_SECONDS", 0)
         return stand_ins.install(monkeypatch)
     if fault := ask_driver().fault:
         pytest.skip(fault)

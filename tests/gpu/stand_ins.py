@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.cases.on_gpu import sides
-from benchmarks.configs import CONFIGS, BenchmarkConfig
+from benchmarks.configs import BenchmarkConfig
+from benchmarks.gpu import sides
 from runtimes.contract.engine import EngineFacts, Profile, load_engine
 from tests import fake_gpu
 from trainer.model.config import ModelConfig
@@ -23,7 +23,6 @@ TINY = BenchmarkConfig(
     model=ModelConfig(layers=2, d_model=32, heads=2, head_dim=16, d_ff=64, vocab_size=256),
     segment=8,
     mem_len=24,
-    attention_lengths=CONFIGS["small"].attention_lengths,
     repeats=3,
     token_repeats=6,
     training_batch=2,

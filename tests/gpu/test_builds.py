@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.cases.on_gpu import sides
-from benchmarks.cases.on_gpu.sides import (
+from benchmarks.gpu import sides
+from benchmarks.gpu.sides import (
     BATCHES,
     SIDES,
     Graph,

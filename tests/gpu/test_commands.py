@@ -11,7 +11,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from benchmarks.cases.on_gpu.sides import LEAST_TOLERANCE, Graph, artefact_of, recipe_of, run_folder
+from benchmarks.gpu.sides import LEAST_TOLERANCE, Graph, artefact_of, recipe_of, run_folder
 from tests.gpu.stand_ins import TINY, on_gpu
 from trainer.training.state import Training
 from xl_export.cli.main import main

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.cases.on_gpu import sides
-from benchmarks.cases.on_gpu.sides import SIDES, Opened, Side, open_side, problems
+from benchmarks.gpu import sides
+from benchmarks.gpu.sides import SIDES, Opened, Side, open_side, problems
 from runtimes import open_session
 from tests.architectures import ARCHITECTURES
 from tests.gpu.stand_ins import TINY, on_gpu

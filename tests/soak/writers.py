@@ -107,7 +107,7 @@ def writers(run: Path, artefact: Path, shift: Path, text: Path, folder: Path) ->
         "--mask",
         "same-length",
     )
-    segment = ("run", "segment", "--repeats", "1", "--history", folder / "history.jsonl")
+    window = ("run", "sliding-window", "--lengths", "16", "--history", folder / "history.jsonl")
     return [
         writer("train", "run", "--out", ("train", folder / "config.json"), load_run),
         writer("export", "artefact", "--out", ("export", run), load_spec),
@@ -126,7 +126,7 @@ def writers(run: Path, artefact: Path, shift: Path, text: Path, folder: Path) ->
             again=(),
         ),
         writer("recl", "recl.json", "--out", recl, read_json),
-        writer("benchmarks", "rows.csv", "--csv", segment, _table, program="benchmarks"),
+        writer("benchmarks", "plot.png", "--plot", window, _picture, program="benchmarks"),
     ]
 
 
@@ -134,7 +134,11 @@ def _pictures(path: Path) -> None:
     read_json(path / "attention.json")
     read_npz(path / "attention.npz")
     for picture in ("figure-5.png", "figure-6.png"):
-        assert (path / picture).read_bytes()[-8:-4] == b"IEND", picture  # how a PNG file ends
+        _picture(path / picture)
+
+
+def _picture(path: Path) -> None:
+    assert path.read_bytes()[-8:-4] == b"IEND", path  # how a PNG file ends
 
 
 def _table(path: Path) -> None:

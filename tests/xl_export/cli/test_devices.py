@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.cases.on_gpu import sides
+from benchmarks.gpu import sides
 from runtimes.base.errors import MissingPackageError
 from runtimes.sessions.ort_gpu.driver import DriverFacts
 from runtimes.tasks.check import check

@@ -1,1 +1,0 @@
-"""Cases that train models and measure what they have learned."""

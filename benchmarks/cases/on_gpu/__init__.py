@@ -1,1 +1,0 @@
-"""Cases that only a machine with an NVIDIA GPU can measure."""
