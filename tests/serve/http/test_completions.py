@@ -10,13 +10,9 @@ import pytest
 pytest.importorskip("openai")
 
 from runtimes.contract.sampling import Sampler
-from runtimes.contract.vocabulary import CharVocab
 from runtimes.tasks.generate import generate
 from tests.serve.http.conftest import running, sources
 from trainer.run.checkpoint import load_run, save_tensors
-from xl_export.serve.core.task import Likeliest, TokenOut
-from xl_export.serve.http.base.token_log import TokenLog, TokenTexts
-from xl_export.serve.http.openai.completions import log_probs_of
 
 PROMPT = "The memory of a stream"
 
@@ -207,23 +203,6 @@ def test_every_event_may_have_the_usage(served) -> None:
     lines = served.post("/v1/completions", body).text.split("\n\n")[:-2]
     counts = [json.loads(line.removeprefix("data: "))["usage"]["completion_tokens"] for line in lines]
     assert counts == [1, 2, 3, 3, 3]
-
-
-TWINS = CharVocab(["a", "a", "b", "b"])  # two tokens have one text, as special tokens and bytes may have
-LIKELIEST = Likeliest(ids=np.array([[2, 3, 0]]), log_probs=np.array([[-0.5, -1.0, -2.0]]))
-
-
-def tops(token: int, log_prob: float) -> dict[str, float] | None:
-    log = TokenLog(TWINS, np.array([0]), shown=True, top=3)
-    log.add_drawn(TokenOut(token, "", log_prob, LIKELIEST))
-    (found,) = log_probs_of(log.take(), TokenTexts(TWINS), as_ids=False).top_logprobs
-    return found
-
-
-def test_a_token_is_never_likeliest_by_the_text_of_another() -> None:
-    assert tops(3, -1.0) == {"token_id:2": -0.5, "a": -2.0, "b": -1.0}
-    assert tops(2, -0.5) == {"token_id:3": -1.0, "a": -2.0, "b": -0.5}
-    assert tops(1, -5.0) == {"b": -0.5, "token_id:3": -1.0, "token_id:0": -2.0, "a": -5.0}
 
 
 def test_an_answer_names_tokens_by_ids_in_all_places(served, session) -> None:

@@ -66,12 +66,11 @@ def test_a_request_gets_all_answers_in_order_and_acknowledges_each() -> None:
         mailboxes, metrics = Mailboxes(), RequestMetrics()
         working = asyncio.ensure_future(request(mailboxes, metrics))
         await asyncio.sleep(0)
-        mailboxes.deliver([(task(), [TokenOut(99, "of a client that has left")])])
         for number, (each, answer) in enumerate(sent):
-            mailboxes.deliver([(each, [answer])])
+            mailboxes.deliver([(task(), [TokenOut(99, "of a client that has left")]), (each, [answer])])
             if number % 3 == 0:
                 await asyncio.sleep(0.01)
-        await working
+        await asyncio.wait_for(working, 60)
         assert not mailboxes.tasks
         return metrics
 

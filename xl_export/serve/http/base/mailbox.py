@@ -105,12 +105,8 @@ class Mailbox(AsyncIterator[tuple[Task, Answer]]):
 
     def submit(self, task: Task) -> None:
         """Gives a task to the engine, and raises what `Engine.submit` raises."""
-        self._boxes[task] = self
-        try:
-            self._engine.submit(task)
-        except BaseException:
-            del self._boxes[task]
-            raise
+        self._engine.submit(task)
+        self._boxes[task] = self  # in time: its answers are sorted on this thread
         self._running[task] = 0.0
 
     @property
