@@ -40,7 +40,7 @@ from xl_export.serve.http.base.limits import (
     too_large,
 )
 from xl_export.serve.http.base.mailbox import Mailboxes, RequestMetrics
-from xl_export.serve.http.base.steps import StepEngine
+from xl_export.serve.http.base.steps import StepOutputs, refuse_not_finite, step_task
 from xl_export.serve.http.base.workers import background
 from xl_export.serve.http.openai.plan import SamplingFields, sampling_params_of
 from xl_export.serve.http.streams.documents import ElsewhereError
@@ -171,11 +171,7 @@ class Replica:
         self._streams = streams
         self._mailboxes = Mailboxes()
         self._metrics = RequestMetrics()
-        self._engine: Engine | StepEngine
-        if is_language_model(session):
-            self._engine = Engine(session, settings, deliver=self._mailboxes.deliver)
-        else:
-            self._engine = StepEngine(session, settings)
+        self._engine = Engine(session, settings, deliver=self._mailboxes.deliver)
         self._engine.start()
 
     async def answer(self, name: str, body: object) -> dict[str, Any]:
@@ -242,11 +238,16 @@ class Replica:
         if ask.position != before.position:
             raise ElsewhereError(before.position, ask.position)
         if ask.inputs is not None:
-            if not isinstance(self._engine, StepEngine):
+            if is_language_model(self._session):  # its answers have too many numbers to be kept
                 raise RefusedError("the model is a language model; give text or tokens.", param="inputs")
-            outputs, after, _ = await self._engine.step(ask.inputs, before)
-            lists = msgspec.json.decode(to_json(outputs))  # what is no number is null
-            return await self._kept(operation, asked, after, {"position": after.position, "outputs": lists})
+            collected = StepOutputs()
+            answers = await self._answers(step_task(self._session, ask.inputs, before))
+            for each in answers:
+                collected.note(each)
+            after = _state(answers)
+            await asyncio.to_thread(refuse_not_finite, after)
+            outputs = msgspec.json.decode(to_json(collected.take()))  # a number that is not finite is null
+            return await self._kept(operation, asked, after, {"position": after.position, "outputs": outputs})
         what = "text" if ask.text else "tokens"
         prompt = ask.text or ask.tokens or ""
         tokens = await asyncio.to_thread(
@@ -260,13 +261,12 @@ class Replica:
             keep=True,
         )
         answers = await self._answers(task)
+        after = _state(answers)
         ended = answers[-1]
         assert isinstance(ended, Ended)
-        refuse_failure(ended)
-        assert ended.state is not None, "the task keeps its state"
         drawn = [answer for answer in answers if isinstance(answer, TokenOut)]
         answer: dict[str, Any] = {
-            "position": ended.state.position,
+            "position": after.position,
             "tokens": [one.token for one in drawn],
             "text": "".join(one.text for one in drawn) + ended.text,
             "reason": ended.reason,
@@ -277,7 +277,7 @@ class Replica:
             ]
             known = np.concatenate(pieces).tolist()
             answer["log_probs"] = [None if value != value else value for value in known]
-        return await self._kept(operation, asked, ended.state, answer)
+        return await self._kept(operation, asked, after, answer)
 
     async def _kept(
         self, operation: Operation, asked: str, state: StreamState, answer: dict[str, Any]
@@ -289,7 +289,15 @@ class Replica:
 
     async def _answers(self, task: Task) -> list[Answer]:
         """All answers to a task."""
-        assert isinstance(self._engine, Engine)
         with self._mailboxes.open(self._engine, self._metrics) as mailbox:
             mailbox.submit(task)
             return [answer async for _, answer in mailbox]
+
+
+def _state(answers: list[Answer]) -> StreamState:
+    """The state after a task that keeps it; raises RefusedError if the task has failed."""
+    ended = answers[-1]
+    assert isinstance(ended, Ended)
+    refuse_failure(ended)
+    assert ended.state is not None, "the task keeps its state"
+    return ended.state

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol: sequences of models with named inputs."""
+"""The Open Inference Protocol: sequences of models with named inputs, and of language models."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -14,10 +15,12 @@ import numpy as np
 import pytest
 
 from runtimes import Session, open_session
+from runtimes.base.logits import log_probability
 from runtimes.contract.spec import SPEC, load_spec
 from tests.serve.http.conftest import HTTP, Running, running, sources
 from tests.steps import observed
 from xl_export.serve.http import inference
+from xl_export.serve.http.base import steps
 from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.inference import HEADER, InferResult, ModelMetadata
 from xl_export.serve.streams.index import StoreSettings
@@ -173,7 +176,12 @@ def test_the_server_describes_itself_and_its_models(server: Running, policy: Pat
     ]
     assert [each["name"] for each in document["outputs"]] == ["action", "worth", "features", "best"]
     fixed = dataclasses.replace(load_spec(policy), fixed_rows=1)
-    assert inference._tensor(fixed, fixed.inputs[0])["shape"] == [1, fixed.rule.segment, 5]
+    session = SimpleNamespace(spec=fixed, rule=fixed.rule)
+    assert inference._tensor(session, fixed.inputs[0])["shape"] == [1, fixed.rule.segment, 5]  # type: ignore[arg-type]
+    document = server.get("/v2/models/tiny").json()
+    assert document["inputs"] == [{"name": "input_ids", "datatype": "INT64", "shape": [1, -1]}]
+    size = server.server.models["tiny"].session.vocab.size
+    assert document["outputs"] == [{"name": "logits", "datatype": "FP32", "shape": [1, -1, size]}]
 
 
 def test_the_only_version_of_a_model_is_1(server: Running, session: Session) -> None:
@@ -274,8 +282,41 @@ def test_requests_that_cannot_be_served_are_refused(server: Running) -> None:
         assert answer.status_code == 400
         assert sentence in answer.json()["error"]
     assert asked(server, inputs, "none", parameters=start).status_code == 404
-    assert "tiny is a language model; send text" in asked(server, inputs, "tiny").json()["error"]
-    assert server.get("/v2/models/tiny").status_code == 400
+
+
+def test_a_sequence_of_a_language_model_returns_its_logits(
+    server: Running, artefacts: dict[str, Path], tokens: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens beyond a segment are cut, and the sequence is a stream that takes tokens in other ways too."""
+    session = open_session(artefacts["ring"], threads=1)
+    memory, at = session.start(1), 0
+    for count in (1, 2, 8, 21, 3):
+        ids = tokens[None, at : at + count]
+        expected = [session.step(ids[:, first : first + 8], memory)[0] for first in range(0, count, 8)]
+        parameters = {"sequence_id": 3, "sequence_start": at == 0, "position": at or None}
+        answer = asked(server, listed({"input_ids": ids}), "tiny", parameters=parameters)
+        (logits,) = outputs_of(answer).values()
+        assert logits.shape == (1, count, session.vocab.size)
+        assert np.abs(logits - np.concatenate(expected, axis=1)).max() < 1e-4  # the rest of a cut is padded
+        at += count
+    stream = f"/v1/streams/{answer.json()['parameters']['stream']}"
+    bits = server.post(f"{stream}/append", {"tokens": tokens[at : at + 1].tolist(), "surprisal": True})
+    told = -log_probability(expected[-1][:, -1:], tokens[None, at : at + 1])[0, 0] / np.log(2)
+    assert abs(bits.json()["bits"][0] - told) < 1e-3
+    monkeypatch.setattr(steps, "MAX_LOGITS", 9 * session.vocab.size)
+    ends = {"sequence_id": 3, "sequence_end": True}
+    for ids, sentence in (
+        (np.zeros((1, 10), np.int64), "input_ids has 10 tokens, and an answer holds the logits after 9"),
+        (np.zeros((2, 1), np.int64), "input_ids has the shape [2, 1]; expected [1, n]"),
+        (np.full((1, 1), 10**6), "outside the vocabulary"),
+        (np.zeros((1, 1), np.float32), "neither a text nor a list of token ids"),
+    ):
+        refused = asked(server, listed({"input_ids": ids}), "tiny", parameters=ends)
+        assert refused.status_code == 400
+        assert sentence in refused.json()["error"]
+    assert server.get(stream).json()["position"] == at + 1
+    assert asked(server, listed({"input_ids": tokens[None, :9]}), "tiny", parameters=ends).is_success
+    assert server.get(stream).status_code == 404
 
 
 @pytest.mark.slow

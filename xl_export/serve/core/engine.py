@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -70,10 +71,10 @@ class Engine:
         if self.dependence and not is_language:  # a control loop must not depend on other streams
             self.scheduler.one_at_a_time = True
             self.dependence = None
-        self._changed = threading.Condition()
-        self._commands: list[Callable[[], None]] = []  # for the engine's thread
+        #: Held while a task is submitted: each one is either refused or gets its end.
+        self._submitting = threading.Lock()
         self._submitted: dict[Task, Running] = {}  # whose end was not delivered yet
-        self._sleeping = False
+        self._commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()  # for the thread
         #: Of the engine's thread, outside of steps of the session and without waiting for work.
         self.other_seconds = 0.0
         self._undelivered: Delivery = []
@@ -91,18 +92,17 @@ class Engine:
         was read. Raises StoppedError.
         """
         run = Running(task, self._session)
-        with self._changed:
+        with self._submitting:
             if self.places.closed:
                 raise StoppedError
             assert task not in self._submitted, "a task is submitted once"
             self._submitted[task] = run
-            self._command(partial(self.scheduler.enter, run))
+            self._commands.put(partial(self.scheduler.enter, run))
 
     def cancel(self, task: Task) -> None:
         """Ends a task as soon as the present step is over, unless it has ended; any thread."""
-        with self._changed:
-            if run := self._submitted.get(task):
-                self._command(partial(self.scheduler.cancel, run, "cancelled"))
+        if run := self._submitted.get(task):
+            self._commands.put(partial(self.scheduler.cancel, run, "cancelled"))
 
     def taken(self, task: Task, count: int) -> None:
         """Notes that the client has taken so many answers more; one thread for each task."""
@@ -115,9 +115,9 @@ class Engine:
         Returns when the engine's thread has ended, but after `within` seconds at the latest: a step cannot be
         interrupted, and answers that are left are delivered when it is over.
         """
-        with self._changed:
+        with self._submitting:
             self.places.closed = True
-            self._changed.notify()
+        self._commands.put(bool)  # wakes the thread
         if self._thread.is_alive():
             self._thread.join(within)
 
@@ -171,12 +171,6 @@ class Engine:
         seconds = (scheduler.model_seconds + self.other_seconds) / max(1, ended)
         return min(MAX_RETRY_SECONDS, max(MIN_RETRY_SECONDS, seconds * self.waiting / 8))
 
-    def _command(self, command: Callable[[], None]) -> None:
-        """Queues a command for the engine's thread; `_changed` is held."""
-        self._commands.append(command)
-        if self._sleeping:
-            self._changed.notify()
-
     def _run(self) -> None:
         """The engine's thread. However it ends, no task is left without its end."""
         self._session.before_run = self._flush_in_a_step
@@ -186,7 +180,7 @@ class Engine:
         finally:
             self._session.before_run = None
             self._flush()
-            with self._changed:
+            with self._submitting:
                 self.places.closed = True
                 left = list(self._submitted)
             self._undelivered = [(task, [Ended(reason="failed", error=LOST)]) for task in left]
@@ -195,18 +189,13 @@ class Engine:
     def _advance(self) -> bool:
         """Waits for work and does one iteration; whether it was the last."""
         scheduler = self.scheduler
-        commands: list[Callable[[], None]] = []
-        stopping = self.places.closed
-        if self._commands or stopping or not scheduler.has_work:
+        commands = []
+        if not (scheduler.has_work and self._commands.empty()):
             self._flush()
-            with self._changed:
-                while not (self._commands or self.places.closed or scheduler.has_work):
-                    self._sleeping = True
-                    self._changed.wait()
-                    self._sleeping = False
-                commands = self._commands
-                self._commands = []
-                stopping = self.places.closed
+            commands.append(self._commands.get())
+            while not self._commands.empty():
+                commands.append(self._commands.get())
+        stopping = self.places.closed
         began = time.perf_counter()
         before = scheduler.model_seconds
         try:
@@ -214,9 +203,10 @@ class Engine:
                 command()
             delivery = scheduler.stop() if stopping else scheduler.iterate()
         except Exception as error:  # a fault of this project: its tasks end, and the engine continues
-            with self._changed:  # tasks of commands that were not applied end as well
+            with self._submitting:  # tasks of commands that were not applied end as well
                 runs = list(self._submitted.values())
-                self._commands = []
+                while not self._commands.empty():
+                    self._commands.get()
             scheduler.fail_all(error, runs)
             delivery = scheduler.delivery()
         # The answers go out when a next step, which does not need Python's lock, is about to begin. They go

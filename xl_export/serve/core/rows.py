@@ -201,7 +201,6 @@ class JoinedRows(Rows):
         memory = self._unused(len(runs))
         memory.write_rows(range(len(runs)), places)
         self._places.update((run, (memory, at)) for at, run in enumerate(runs))
-        self._forget_most()
         return memory
 
     def position(self, run: Running) -> int:
@@ -210,11 +209,11 @@ class JoinedRows(Rows):
 
     def taken_out(self, run: Running) -> Memory:
         memory, place = self._places[run]
-        return memory.select([place])
+        return memory.copy() if memory.batch == 1 else memory.select([place])
 
     def spoil(self, runs: Sequence[Running]) -> None:
-        spoilt = [self._places[run][0] for run in runs]
-        self._steppable = [each for each in self._steppable if all(each is not bad for bad in spoilt)]
+        for run in runs:
+            self._drop(self._places[run][0])
 
     def release(self, run: Running) -> None:
         super().release(run)
@@ -226,27 +225,25 @@ class JoinedRows(Rows):
         self._steppable.clear()
 
     def _unused(self, batch: int) -> Memory:
-        """A memory of so many rows for a step, in which no run has a row."""
+        """A memory of so many rows for a step, in which no run has a row. As many such rows are kept as there
+        are rows, those that were used last.
+        """
         used = {id(memory) for memory, _ in self._places.values()}
-        for number, memory in enumerate(self._steppable):
-            if memory.batch == batch and id(memory) not in used:
-                del self._steppable[number]
-                break
-        else:
+        unused = [memory for memory in self._steppable if id(memory) not in used]
+        memory = next((each for each in unused if each.batch == batch), None)
+        if memory is None:
             memory = self._session.start(batch)
+            left = sum(each.batch for each in unused) + batch
+            while unused and left > self._count:
+                left -= unused[0].batch
+                self._drop(unused.pop(0))
+        else:
+            self._drop(memory)
         self._steppable.append(memory)
         return memory
 
-    def _forget_most(self) -> None:
-        """Keeps as many unused rows as there are rows."""
-        used = {id(memory) for memory, _ in self._places.values()}
-        unused = [memory for memory in self._steppable if id(memory) not in used]
-        left = sum(memory.batch for memory in unused)
-        for memory in unused:
-            if left <= self._count:
-                break
-            left -= memory.batch
-            self._steppable = [each for each in self._steppable if each is not memory]
+    def _drop(self, memory: Memory) -> None:
+        self._steppable = [each for each in self._steppable if each is not memory]
 
     def _begin(self, run: Running, memory: Memory | None) -> None:
         self._places[run] = (self._new if memory is None else memory), 0

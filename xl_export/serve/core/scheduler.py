@@ -69,7 +69,7 @@ class Scheduler:
         self._settings = settings
         self._segment = session.rule.segment
         vocab = session.vocab if is_language_model(session) else None
-        self._vocab_size = 0 if vocab is None else vocab.size
+        self._vocab_size = 1 if vocab is None else vocab.size  # with named inputs nothing is drawn
         self._end_of_document = None if vocab is None else vocab.special.end_of_document
         #: Whether each step has one row, though the session takes more.
         self.one_at_a_time = False

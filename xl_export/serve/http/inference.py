@@ -1,4 +1,4 @@
-"""`/v2`: the Open Inference Protocol for models with named inputs. A sequence is a stream.
+"""`/v2`: the Open Inference Protocol. A sequence is a stream.
 
 Arrays are in JSON, or in the binary form of the clients of Triton Inference Server: first the JSON, whose
 length is in the header `Inference-Header-Content-Length`, and then the bytes of each array.
@@ -16,15 +16,15 @@ import msgspec
 import numpy as np
 from starlette.responses import Response
 
-from runtimes.contract.spec import Spec
-from runtimes.contract.tensors import MAX_AXES, POSITIONS, TensorSpec
+from runtimes.contract.session import Session, is_language_model
+from runtimes.contract.tensors import MAX_AXES, TensorSpec
 from xl_export.serve.http.base.encoding import to_json
 from xl_export.serve.http.base.endpoint import BINARY, Endpoints
 from xl_export.serve.http.base.errors import RefusedError, doc
 from xl_export.serve.http.base.exchange import Exchange, json, of_json
 from xl_export.serve.http.base.limits import Limits, decoded
 from xl_export.serve.http.base.server import Model
-from xl_export.serve.http.base.steps import as_numbers
+from xl_export.serve.http.base.steps import as_numbers, step_signature
 from xl_export.serve.http.base.workers import off_loop
 from xl_export.serve.http.streams.documents import LONGEST_NUMBER
 from xl_export.serve.http.streams.work import StreamWork
@@ -117,11 +117,11 @@ class TensorMetadata(TypedDict):
 
     name: Annotated[str, doc("Its name.")]
     datatype: Annotated[str, doc("FP32 or INT64.")]
-    shape: Annotated[list[int], doc("Its sizes; -1 is 1 to `segment` tokens, the same in all tensors.")]
+    shape: Annotated[list[int], doc("Its sizes; -1 is any number of tokens, the same in all tensors.")]
 
 
 class ModelMetadata(TypedDict):
-    """A model with named inputs."""
+    """A model."""
 
     name: Annotated[str, doc("The name of the model.")]
     versions: Annotated[list[str], doc("Its versions: 1.")]
@@ -223,12 +223,10 @@ async def server(exchange: Exchange) -> Response:
 
 @ENDPOINTS.add("GET", MODEL, VERSION, answer=ModelMetadata, refused=(400, 404, 503))
 async def metadata(exchange: Exchange) -> Response:
-    """The inputs and outputs of a model with named inputs."""
+    """The inputs and outputs of a model."""
     model = exchange.server.model(exchange.path_params["name"])
-    spec = model.steps.spec
     inputs, outputs = (
-        [_tensor(spec, tensor) for tensor in tensors if tensor.name != POSITIONS]
-        for tensors in spec.signature
+        [_tensor(model.session, tensor) for tensor in tensors] for tensors in step_signature(model.session)
     )
     document = {"name": model.name, "versions": ["1"], "platform": model.session.computed_by}
     return json({**document, "inputs": inputs, "outputs": outputs})
@@ -265,7 +263,7 @@ async def infer(exchange: Exchange, body: InferBody) -> Response:
     inputs = {each.name: each.data for each in body.inputs}
     if len(inputs) < len(body.inputs):
         raise RefusedError("an input is given twice; give each once.", param="inputs")
-    names = [tensor.name for tensor in model.steps.spec.signature[1]]
+    names = [tensor.name for tensor in step_signature(model.session)[1]]
     usual = body.parameters.binary_data_output
     binary = dict.fromkeys(names, usual)
     if body.outputs:
@@ -287,12 +285,12 @@ async def infer(exchange: Exchange, body: InferBody) -> Response:
         start=parameters.sequence_start,
         end=parameters.sequence_end,
     )
-    document = await work.lasting(step)
-    outputs = {name: document["outputs"][name] for name in binary}
+    position, found = await work.lasting(step)
+    outputs = {name: found[name] for name in binary}
     answer = {
         "model_name": model.name,
         **({} if body.id is None else {"id": body.id}),
-        "parameters": {"position": document["position"], "stream": name},
+        "parameters": {"position": position, "stream": name},
     }
     size = sum(array.nbytes for array in outputs.values())
     head, rest = await off_loop(size, _encoded, answer, outputs, binary)
@@ -330,8 +328,12 @@ def _stream(owner: str, model: Model, sequence: int | str) -> str:
     return f"sequence-{hashlib.sha256(named).hexdigest()[:24]}"
 
 
-def _tensor(spec: Spec, tensor: TensorSpec) -> TensorMetadata:
-    T = spec.rule.segment
-    tokens = -1 if T > 1 and (spec.fixed_rows is None or spec.fixed_tokens) else T
+def _tensor(session: Session, tensor: TensorSpec) -> TensorMetadata:
+    spec = session.spec
+    tokens = session.rule.segment
+    if is_language_model(session) or (
+        tokens > 1 and (spec is None or not spec.fixed_rows or spec.fixed_tokens)
+    ):
+        tokens = -1
     shape = list(tensor.sizes(batch=1, tokens=tokens))
     return {"name": tensor.name, "datatype": NAMES[np.dtype(tensor.dtype)], "shape": shape}

@@ -14,7 +14,6 @@ from starlette.responses import Response
 from runtimes.contract.session import is_language_model
 from runtimes.contract.spec import POSITION_BYTES
 from runtimes.contract.tensors import row_bytes
-from xl_export.serve.core.engine import Engine
 from xl_export.serve.http.base.endpoint import Endpoints
 from xl_export.serve.http.base.errors import doc
 from xl_export.serve.http.base.exchange import Exchange, json
@@ -224,7 +223,7 @@ def facts(model: Model, prompt_tokens: int) -> ModelDocument:
         vocab = session.vocab
         growing = None if spec is None else spec.model.growing_bytes_per_token
         vocabulary = VocabularyFacts(kind=vocab.kind, size=vocab.size, special=vocab.special.to_json())
-    dependence = model.engine.dependence if isinstance(model.engine, Engine) else None
+    dependence = model.engine.dependence
     own = ModelFacts(
         identity=session.identity,
         mem_len=session.rule.mem_len,

@@ -14,7 +14,6 @@ from runtimes.base.errors import StreamError
 from runtimes.contract.sampling import Sampler
 from runtimes.contract.session import Session
 from tests import fake_gpu, host_gpu
-from tests.coroutines import in_thread
 from tests.steps import observed
 from tests.test_sessions import SIDES, opened, operator  # noqa: F401 (the fixture)
 from tests.xl_export.serve.core.driver import Driver
@@ -23,9 +22,9 @@ from xl_export import trace
 from xl_export.serve.core.admission import EngineSettings
 from xl_export.serve.core.engine import Engine
 from xl_export.serve.core.rows import JoinedRows, RowsInPlace, rows_of
+from xl_export.serve.core.running import Running
 from xl_export.serve.core.state import StreamState
-from xl_export.serve.core.task import SamplingParams, Task
-from xl_export.serve.http.base.steps import StepEngine
+from xl_export.serve.core.task import PromptFed, SamplingParams, Task
 
 ROWS = 3
 IN_PLACE = {"ring", "cut-ring", "torch", "projected"}
@@ -88,21 +87,64 @@ def test_a_module_of_several_rows_at_once_is_refused(fast_traces: None, tmp_path
         Engine(session, EngineSettings(), deliver=lambda delivery: None)
 
 
-def test_a_step_with_named_inputs_may_be_on_a_device(policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_steps_with_named_inputs_advance_together(
+    device: str, policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Streams of equal numbers of tokens share a step, and each has the bits that it has alone."""
     host_gpu.install(monkeypatch)
-    session, engine = open_session(policy, threads=1), StepEngine(host_gpu.opened(policy), EngineSettings())
-    memory, state = session.start(1), StreamState.begin(session)
+    alone = open_session(policy, threads=1, device=device)
+    session = Counting(open_session(policy, threads=1, device=device))
+    driver = Driver(session, rows=4)  # type: ignore[arg-type]
+    memories = [alone.start(1) for _ in range(5)]
+    states: list[StreamState | None] = [None] * 5
+    for step in range(6):
+        counts = [1 + step % 2 if number else 3 for number in range(5)]
+        inputs = [observed(1, count, 10 * step + number) for number, count in enumerate(counts)]
+        expected = [alone.step(*given)[0] for given in zip(inputs, memories, strict=True)]
+        tasks = [
+            Task(inputs=given, state=state, keep=True) for given, state in zip(inputs, states, strict=True)
+        ]
+        session.rows.clear()
+        driver.run(*tasks)
+        assert sorted(session.rows) == [1, 1, 3]  # four rows; the fifth stream waits for one
+        states = [driver.ended(task).state for task in tasks]
+        for task, wanted in zip(tasks, expected, strict=True):
+            (fed, _) = driver.answers[task]
+            assert isinstance(fed, PromptFed)
+            assert fed.outputs is not None
+            assert all(np.array_equal(fed.outputs[name], x) for name, x in wanted.items())
+    assert [state.position for state in states if state] == [18, *[9] * 4]
 
-    async def steps() -> None:
-        nonlocal memory, state
-        for seed in range(4):
-            inputs = observed(1, 2, seed)
-            expected, memory = session.step(inputs, memory)
-            outputs, state, _ = await engine.step(inputs, state)
-            assert all(np.allclose(outputs[name], expected[name], atol=1e-5) for name in expected)
 
-    in_thread(steps())
-    assert state.position == 8
+def test_steps_whose_rows_depend_on_each_other_run_one_stream(policy: Path) -> None:
+    class Mixed(Counting):
+        def step(self, inputs: Any, memory: Any, **lengths: Any) -> Any:
+            outputs, memory = super().step(inputs, memory, **lengths)
+            return {name: x * np.float32(1 + 1e-6 * memory.batch) for name, x in outputs.items()}, memory
+
+    session = Mixed(open_session(policy, threads=1))
+    engine = Engine(session, EngineSettings(), deliver=lambda delivery: None)  # type: ignore[arg-type]
+    assert engine.dependence is None
+    session.rows.clear()
+    for number in range(3):
+        engine.scheduler.enter(Running(Task(inputs=observed(1, 1, number), keep=True), session))  # type: ignore[arg-type]
+    engine.scheduler.iterate()
+    assert session.rows == [1, 1, 1]
+
+
+class Counting:
+    """A session that notes the rows of its steps."""
+
+    def __init__(self, session: Session) -> None:
+        self._session, self.rows = session, list[int]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def step(self, inputs: Any, memory: Any, **lengths: Any) -> Any:
+        self.rows.append(memory.batch)
+        return self._session.step(inputs, memory, **lengths)
 
 
 def test_no_memory_for_one_stream_ends_only_its_task(

@@ -25,9 +25,7 @@ def reasons(clients: Clients, *tasks: Task) -> list[str]:
     return [clients.ends(task)[0].reason for task in tasks]
 
 
-def test_a_fault_ends_every_task(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_ends_every_task(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     clients = Clients()
     engine = Engine(session, EngineSettings(rows=2), deliver=clients.deliver)
     feed, faults = engine.scheduler._feed, [MemoryError("out of memory")]

@@ -23,7 +23,7 @@ from runtimes.base.errors import ConfigError, UserError
 from runtimes.base.machine import available_cpus
 from runtimes.contract.device import AUTO, CPU, Device
 from runtimes.contract.session import Session, is_language_model
-from runtimes.contract.spec import BUILD, GRAPH, ORT_GRAPH, SPEC, WEIGHTS, refuse_no_language_model
+from runtimes.contract.spec import BUILD, GRAPH, ORT_GRAPH, SPEC, WEIGHTS
 from runtimes.sessions.open import open_session
 from xl_export.serve.core.admission import Busy, EngineSettings, StoppedError
 from xl_export.serve.core.cache import PrefixCache
@@ -33,7 +33,6 @@ from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.keys import Keys
 from xl_export.serve.http.base.limits import Bound, Limits
 from xl_export.serve.http.base.mailbox import Mailbox, Mailboxes, RequestMetrics
-from xl_export.serve.http.base.steps import StepEngine
 from xl_export.serve.http.base.token_log import TokenTexts
 from xl_export.serve.streams.index import StoreSettings
 from xl_export.serve.streams.snapshot import server_key
@@ -56,7 +55,7 @@ class Model:
     session: Session
     #: CPU threads of a step; None if PyTorch chooses them.
     threads: int | None
-    engine: Engine | StepEngine
+    engine: Engine
     mailboxes: Mailboxes
     #: The stores of all artefacts.
     stores: Stores
@@ -80,26 +79,8 @@ class Model:
         yield from self.store.metrics()
 
     def mailbox(self) -> Mailbox:
-        """A mailbox for tasks of this model; use it in a `with` block. Raises what `tasks` raises."""
-        return self.mailboxes.open(self.tasks, self.requests)
-
-    @property
-    def tasks(self) -> Engine:
-        """The engine of a language model; raises StreamError for any other model."""
-        if isinstance(self.engine, StepEngine):
-            assert self.session.spec is not None
-            refuse_no_language_model(self.session.spec)
-        assert isinstance(self.engine, Engine)
-        return self.engine
-
-    @property
-    def steps(self) -> StepEngine:
-        """The engine of a model with named inputs; raises RefusedError for a language model."""
-        if not isinstance(self.engine, StepEngine):
-            raise RefusedError(
-                f"{self.name} is a language model; send text or tokens to /v1/completions or /v1/streams."
-            )
-        return self.engine
+        """A mailbox for tasks of this model; use it in a `with` block."""
+        return self.mailboxes.open(self.engine, self.requests)
 
     def stop(self, within: float) -> None:
         """Ends all tasks and the engine, once, and gives back its store. It blocks; use a thread."""
@@ -148,8 +129,7 @@ class Source:
             stores=stores,
             store=store,
         )
-        if isinstance(engine, Engine):
-            model.requests.queued = engine.scheduler.queued
+        model.requests.queued = engine.scheduler.queued
         return model
 
     def open_session(self) -> tuple[Session, int | None]:
@@ -165,12 +145,10 @@ class Source:
         threads = self.threads or (cpus if _is_artefact(self.path) else None)
         return open_session(self.path, threads=threads, device=device), threads
 
-    def make_engine(self, session: Session, deliver: Callable[[Delivery], None]) -> Engine | StepEngine:
+    def make_engine(self, session: Session, deliver: Callable[[Delivery], None]) -> Engine:
         """An engine for the session, with its prefix cache."""
-        if not is_language_model(session):
-            return StepEngine(session, self.settings)
         cache = None
-        if self.cache_bytes:
+        if self.cache_bytes and is_language_model(session):
             cache = PrefixCache(
                 identity=session.identity,
                 segment=session.rule.segment,

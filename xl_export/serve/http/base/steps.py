@@ -1,27 +1,96 @@
-"""The engine of a model with named inputs: named arrays in, named arrays out.
+"""Steps of the model for a client that names inputs and outputs, as tasks of the engine.
 
-Each step runs one stream, so its outputs never depend on other streams or on the load.
+A model with named inputs has no other requests. The input of a language model is its token ids, and its
+output the logits after each of them.
 """
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from runtimes.base.errors import StreamError
-from runtimes.contract.memory import Memory
-from runtimes.contract.session import Session
-from runtimes.contract.tensors import MAX_AXES, row_bytes
-from xl_export.serve.core.admission import EngineSettings, Places
+from runtimes.contract.checks import checked_ids, checked_inputs, tokens_by_name
+from runtimes.contract.session import Session, is_language_model
+from runtimes.contract.tensors import MAX_AXES, POSITIONS, Signature, TensorSpec
 from xl_export.serve.core.state import StreamState
-from xl_export.serve.streams.files import StepInputs
+from xl_export.serve.core.task import Answer, Arrays, PromptFed, Task
+from xl_export.serve.http.base.errors import RefusedError
 
-Arrays = dict[str, np.ndarray]
+MAX_LOGITS = 1 << 22  # numbers of one answer: 16 MB of arrays, or about 80 MB of JSON
+
+
+def step_signature(session: Session) -> Signature:
+    """The inputs and outputs of a step, without the positions, which the session adds."""
+    if not is_language_model(session):
+        assert session.spec is not None, "only artefacts name their inputs"
+        inputs, outputs = session.spec.signature
+        return tuple(tensor for tensor in inputs if tensor.name != POSITIONS), outputs
+    size = session.vocab.size
+    tokens = TensorSpec(name="input_ids", dtype="int64", shape=("batch", "tokens"), ids=size)
+    return (tokens,), (TensorSpec(name="logits", dtype="float32", shape=("batch", "tokens", size)),)
+
+
+def step_task(session: Session, given: Mapping[str, Any], state: StreamState, owner: str = "") -> Task:
+    """The task of one step of a stream.
+
+    given: arrays or nested lists by name, with a batch of one. Raises StreamError or RefusedError for inputs
+    that do not fit.
+    """
+    inputs = {name: as_numbers(name, each) for name, each in given.items()}
+    if not is_language_model(session):
+        assert session.spec is not None, "only artefacts name their inputs"
+        arrays = checked_inputs(session, session.spec, inputs, state.memory)
+        return Task(inputs=arrays, state=state, keep=True, owner=owner)
+    ids = tokens_by_name(inputs)
+    if ids.ndim != 2 or len(ids) != 1 or not ids.size:
+        raise RefusedError(
+            f"input_ids has the shape {list(ids.shape)}; expected [1, n] for n tokens.", param="inputs"
+        )
+    most = max(session.rule.segment, MAX_LOGITS // session.vocab.size)
+    if ids.size > most:
+        raise RefusedError(
+            f"input_ids has {ids.size:,} tokens, and an answer holds the logits after {most:,} at most; send "
+            "the others in another request of the sequence.",
+            param="inputs",
+        )
+    tokens = checked_ids(ids[0], session.vocab.size, what="input_ids")
+    return Task(tokens=tokens, state=state, logits=True, keep=True, owner=owner)
+
+
+class StepOutputs:
+    """Collects the outputs of a step from the answers to its task."""
+
+    def __init__(self) -> None:
+        self._chunks: list[Arrays] = []
+
+    def note(self, answer: Answer) -> None:
+        """Adds what an answer has."""
+        if isinstance(answer, PromptFed) and answer.outputs is not None:
+            self._chunks.append(answer.outputs)
+
+    def take(self) -> Arrays:
+        """All outputs by name."""
+        first, *others = self._chunks
+        if not others:
+            return first
+        return {name: np.concatenate([each[name] for each in self._chunks], axis=1) for name in first}
+
+
+def refuse_not_finite(state: StreamState) -> None:
+    """Raises StreamError for a stream that a step with named inputs has spoilt; its outputs may not show it.
+
+    Other numbers than these are certain then.
+    """
+    if not all(np.isfinite(array).all() for array in state.memory.tensors.values()):
+        raise StreamError(
+            "the step has made numbers that are not finite, and the stream stays as it was; give smaller "
+            "inputs, or train the model again."
+        )
+    state.memory.unsure = False
 
 
 def as_numbers(name: str, given: Any) -> np.ndarray:
@@ -42,101 +111,3 @@ def as_numbers(name: str, given: Any) -> np.ndarray:
             break
         values = list(itertools.chain.from_iterable(values))
     raise StreamError(f"{name:.60} is no array of numbers; give numbers in nested lists of equal length.")
-
-
-class StepEngine:
-    """Computes the steps of streams. Its methods run in one event loop, and the steps on threads.
-
-    Raises StreamError for an artefact that needs several streams in a step.
-    """
-
-    def __init__(self, session: Session, settings: EngineSettings) -> None:
-        spec = session.spec
-        assert spec is not None, "only artefacts name their inputs"
-        if spec.fixed_rows not in (None, 1):
-            raise StreamError(
-                f"this artefact was traced for exactly {spec.fixed_rows} rows, and a server steps one stream "
-                "at a time; trace it with rows=1, or without `rows`."
-            )
-        #: Names the inputs and outputs.
-        self.spec = spec
-        self._session = session
-        #: Memories that no step uses now. What a session keeps with a memory makes the next step in it cheap.
-        self._idle: list[Memory] = []
-        #: What requests hold of it.
-        self.places = Places(settings, state_bytes=row_bytes(session.state))
-        self._running = 0
-        self._steps = 0
-        self._tokens = 0
-        self._seconds = 0.0
-
-    @property
-    def alive(self) -> bool:
-        """Whether it computes steps; False once it is stopped."""
-        return not self.places.closed
-
-    def start(self) -> None:
-        """Does nothing: it has no thread of its own."""
-
-    def stop(self, *, within: float) -> None:
-        """Refuses further steps; those that run come to their end."""
-        self.places.closed = True
-
-    async def step(
-        self, inputs: Mapping[str, Any], state: StreamState
-    ) -> tuple[Arrays, StreamState, StepInputs]:
-        """Outputs by name, the stream after the step, and what was fed; `state` stays as it was.
-
-        inputs: arrays or nested lists, with a batch of one. Raises StreamError for inputs that do not fit or
-        whose numbers overflow. The caller holds a place (`places`).
-        """
-        self._running += 1
-        began = time.monotonic()
-        try:
-            outputs, after, fed = await asyncio.to_thread(self._stepped, inputs, state)
-        finally:
-            self._running -= 1
-            self._seconds += time.monotonic() - began
-        self._steps += 1
-        self._tokens += len(fed)
-        return outputs, after, fed
-
-    def metrics(self) -> Iterator[tuple[str, str, float]]:
-        """Name, meaning and value of each figure, for `/metrics`."""
-        yield "num_requests_running", "Tasks that have a row.", self._running
-        yield "engine_steps_total", "Steps of the model.", self._steps
-        yield "engine_tokens_fed_total", "Tokens that were fed.", self._tokens
-        yield "step_seconds_total", "Seconds in steps, with the wait for a thread.", self._seconds
-
-    def _stepped(
-        self, given: Mapping[str, Any], state: StreamState
-    ) -> tuple[Arrays, StreamState, StepInputs]:
-        inputs = {name: as_numbers(name, each) for name, each in given.items()}
-        before = state.memory  # forks share it, so it is read without its lock
-        try:
-            memory = self._idle.pop()
-        except IndexError:  # as many steps run as never before
-            memory = self._session.start(1)
-        try:
-            for name, array in memory.tensors.items():
-                if isinstance(array, np.ndarray):
-                    array[...] = before.tensors[name]
-                else:  # on a device: the step uploads the new array
-                    memory.tensors[name] = before.tensors[name].copy()
-            memory.positions[:] = before.positions
-            memory.unsure = before.unsure
-            outputs, _ = self._session.step(inputs, memory)
-            after = memory.copy()
-        finally:
-            self._idle.append(memory)
-        if not all(np.isfinite(array).all() for array in after.tensors.values()):
-            raise StreamError(
-                "the step has made numbers that are not finite, and the stream stays as it was; give smaller "
-                "inputs, or train the model again."
-            )
-        after.unsure = False
-        kinds = {tensor.name: tensor.dtype for tensor in self.spec.signature[0]}
-        fed = {name: array.astype(kinds[name]) for name, array in inputs.items()}
-        position = int(after.positions[0])
-        reached = StreamState(memory=after, logits=None, tail=state.tail, written=position)
-        return outputs, reached, StepInputs(fed, position - state.position)

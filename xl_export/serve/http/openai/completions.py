@@ -267,7 +267,7 @@ class Completion:
         # A prompt with several choices is fed by a task of its own, whose state they begin with.
         states = len(self._prompts) if plan.best_of > 1 else 0
         failure: RefusedError | UserError | None = None
-        with self._model.tasks.places.take(len(self._choices), states), self._model.mailbox() as mailbox:
+        with self._model.engine.places.take(len(self._choices), states), self._model.mailbox() as mailbox:
             for prompt in self._prompts:
                 self._submit_prompt(mailbox, prompt)
             async for task, answer in mailbox:

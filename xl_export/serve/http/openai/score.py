@@ -156,7 +156,7 @@ class Scoring:
     async def run(self) -> Response:
         """Submits the texts, some at a time; all scores at the end."""
         waiting = list(self._first_tasks())[::-1]
-        places = self._model.tasks.places
+        places = self._model.engine.places
         contexts = len(self._contexts)
         # Texts that follow a context come before the next context. So there are never more states of contexts
         # than tasks at once.

@@ -14,11 +14,12 @@ from msgspec import UNSET
 from runtimes.base.errors import StreamError
 from runtimes.contract.session import is_language_model
 from xl_export.serve.core.state import StreamState, most_rewound, rewound
-from xl_export.serve.core.task import Ended, Task
+from xl_export.serve.core.task import Arrays, Ended, Task
 from xl_export.serve.http.base.encoding import to_json
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
 from xl_export.serve.http.base.limits import Limits, refuse_outside
 from xl_export.serve.http.base.server import Model, Server
+from xl_export.serve.http.base.steps import StepOutputs, refuse_not_finite, step_task
 from xl_export.serve.http.base.workers import background, off_loop, size_of_tokens
 from xl_export.serve.http.openai.plan import sampling_params_of
 from xl_export.serve.http.streams.documents import (
@@ -83,7 +84,7 @@ class StreamWork:
         """Ends the operation that runs as soon as the present step is over."""
         self._left = True
         if self._running is not None:
-            self._model.tasks.cancel(self._running)
+            self._model.engine.cancel(self._running)
 
     async def create(self, body: CreateBody) -> AppendResult | CreateResult:
         """Makes a stream, which has been fed the tokens of the body."""
@@ -163,10 +164,9 @@ class StreamWork:
             )
 
     async def step(self, name: str, inputs: Mapping[str, Any], position: int | None = None) -> StepResult:
-        """Computes one step of a stream whose model has named inputs; the outputs are arrays."""
-        engine = self._model.steps
+        """Computes one step of a stream; the outputs are arrays."""
         with self._operation(name, position) as operation:
-            outputs, state, fed = await engine.step(inputs, await self._state(operation))
+            outputs, state, fed = await self._stepped(inputs, await self._state(operation))
             self._refuse_left()
             await asyncio.to_thread(operation.commit, state, appended=fed)
             stream = self._document(operation.stream, state)
@@ -174,16 +174,18 @@ class StreamWork:
 
     async def sequence(
         self, name: str, inputs: Mapping[str, Any], position: int | None, *, start: bool, end: bool
-    ) -> dict[str, Any]:
-        """`step` of a stream with a name that the client has chosen. start: whether it begins at position 0,
-        and is made if there is none. end: whether it is deleted afterwards.
+    ) -> tuple[int, Arrays]:
+        """`step` of a stream with a name that the client has chosen: its position after it, and the outputs.
+
+        start: whether it begins at position 0, and is made if there is none. end: whether it is deleted
+        afterwards.
         """
-        engine = self._model.steps
         if start and position:
             raise RefusedError(
                 f"position is {position} with sequence_start, which begins at 0; leave one of them out.",
                 param="position",
             )
+        begun = StreamState.begin(self._model.session)
         try:
             self._store.find(name, self._owner)
         except NoStreamError:
@@ -195,21 +197,32 @@ class StreamWork:
                 ) from None
             with self._model.engine.places.take(states=1):
                 self._store.refuse_more(self._owner)
-                begun = StreamState.begin(self._model.session)
-                outputs, state, _ = await engine.step(inputs, begun)
+                outputs, state, _ = await self._stepped(inputs, begun)
                 self._refuse_left()
                 if not end:
                     await asyncio.to_thread(self._store.create, self._owner, state, name)
         else:
             with self._operation(name, None if start else position) as operation:
-                before = StreamState.begin(self._model.session) if start else await self._state(operation)
-                outputs, state, fed = await engine.step(inputs, before)
+                before = begun if start else await self._state(operation)
+                outputs, state, fed = await self._stepped(inputs, before)
                 self._refuse_left()
                 if end:
                     await asyncio.to_thread(self._store.remove, operation)
                 else:
                     await asyncio.to_thread(operation.commit, state, appended=None if start else fed)
-        return {"position": state.position, "outputs": outputs}
+        return state.position, outputs
+
+    async def _stepped(
+        self, inputs: Mapping[str, Any], before: StreamState
+    ) -> tuple[Arrays, StreamState, StepInputs | np.ndarray]:
+        """Outputs of a step by name, the stream after it, and what was fed."""
+        task = step_task(self._model.session, inputs, before, self._owner)
+        collected = StepOutputs()
+        state = whole(await self._perform(task, collected))
+        if task.inputs is None:
+            return collected.take(), state, task.tokens
+        await off_loop(state.num_bytes, refuse_not_finite, state)
+        return collected.take(), state, StepInputs(task.inputs, state.position - before.position)
 
     async def rewind(self, name: str, count: int) -> StreamDocument:
         """Takes back the last tokens of a stream, exactly, or refuses to."""
@@ -278,14 +291,16 @@ class StreamWork:
         state, appended = await asyncio.to_thread(operation.load)
         for fed in appended:
             if isinstance(fed, StepInputs):
-                _, state, _ = await self._model.steps.step(fed.arrays, state)
+                _, state, _ = await self._stepped(fed.arrays, state)
             else:
                 state = whole(await self._perform(self._appending(state, fed)))
         if appended:
             await asyncio.to_thread(operation.caught_up, state)
         return state
 
-    async def _perform(self, task: Task, report: Report | None = None, each: Each | None = None) -> Ended:
+    async def _perform(
+        self, task: Task, report: Report | StepOutputs | None = None, each: Each | None = None
+    ) -> Ended:
         """Runs a task in the engine and returns its end.
 
         report: notes the answers. each: called with what is new in the report, while the client is there.
@@ -294,14 +309,14 @@ class StreamWork:
             mailbox.submit(task)
             self._running = task
             if self._left:
-                self._model.tasks.cancel(task)
+                self._model.engine.cancel(task)
             async for _, answer in mailbox:
                 if report is not None:
                     report.note(answer)
                 if isinstance(answer, Ended):
                     self._running = None
                     return answer
-                if each is not None and report is not None and mailbox.is_empty and not self._left:
+                if each is not None and isinstance(report, Report) and mailbox.is_empty and not self._left:
                     text = report.take_text()
                     chunk = ContinueChunk(object="stream.chunk", text=text, **await report.take())
                     try:
