@@ -153,6 +153,7 @@ TABLE: dict[str, list[Row]] = {
         ((*PROMPT, "--temperature", "nan"), ("Error: --temperature is nan",)),
         ((*PROMPT, "--top-p", 0), ("Error: --top-p is 0",)),
         ((*PROMPT, "--save-memory", "/dev/null/memory.npz"), ("could not be written",)),
+        ((*PROMPT, "--adopt-streams"), ("--adopt-streams is for --load-memory",)),
         ((*PROMPT, "--load-memory", "absent.npz"), ("absent.npz could not be read",)),
         *(
             ((*PROMPT, "--load-memory", file), (f"{file} is not a file that `save_memory` wrote",))

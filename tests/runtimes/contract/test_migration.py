@@ -17,6 +17,7 @@ from runtimes.contract.precision import PRESETS
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
 from runtimes.sessions.open import open_session
+from tests.commands import xl
 
 FED = 60  # tokens, several times the memory
 AFTER = 24
@@ -129,6 +130,11 @@ def test_streams_of_other_weights_are_adopted_only_on_request(
     memory = fed(original, tokens[: FED + 1])[1]
     with pytest.raises(StreamError, match="give --adopt-streams"):
         moved(memory, tuned, tmp_path)
+    words = ("generate", tmp_path / "tuned", "--prompt", "a", "--load-memory", tmp_path / "stream")
+    assert "give --adopt-streams" in xl(*words).stderr
+    command = xl(*words, "--adopt-streams", "--save-memory", tmp_path / "of-command")
+    assert command.exit_code == 0, command.output
+    assert f"adopted     from {hashes[0]}" in xl("info", tmp_path / "of-command").stdout
     adopted = moved(memory, tuned, tmp_path, adopt=True)
     assert adopted.adopted.tolist() == [hashes[0]]
     assert np.isfinite(fed(tuned, tokens[FED : FED + AFTER + 1], adopted)[0]).all()
