@@ -73,7 +73,8 @@ def tensors_in(stream: BinaryIO, path: Path) -> tuple[dict[str, np.ndarray], dic
     """The same of a file that is open for reading; `path` is its name for messages."""
     header, metadata, begin = _read_header(path, stream)
     # Compared before anything is read: a file with holes may be longer than the memory of a machine.
-    size = _size(header, os.fstat(stream.fileno()).st_size - begin, path)
+    size = _size(header, stream.seek(0, os.SEEK_END) - begin, path)
+    stream.seek(begin)
     data = memoryview(stream.read(size))
     if len(data) != size or hashlib.sha256(data).hexdigest() != metadata.get(SHA256):
         raise _damaged(path, "its numbers do not match its SHA-256")

@@ -65,9 +65,8 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, P
                 server = stack.enter_context(running(sources(("m", folder)), limits=limits, state=state))
                 client: HttpServer | ReplicaClient = HttpServer(server.at, spec)
             else:
-                SharedStreams.prepare(str(state))
                 session = runtimes.open_session(folder, threads=1, device="cpu")
-                streams = SharedStreams(str(state), session, ram_bytes=1 << 20)
+                streams = SharedStreams(state, session, ram_bytes=1 << 20)
                 replica = Replica(session, streams, EngineSettings(rows=4))
                 stack.callback(replica.stop)
                 client = ReplicaClient(replica, spec)

@@ -25,7 +25,7 @@ PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client")
         "Main options": "--port --host --api-keys --name --state --threads --device --quiet",
         "Capacity": "--rows --queue --cache --share-cache --waiting-memory",
         "Largest requests": "--max-tokens --max-prompt --max-body",
-        "Stored streams": "--stream-memory --max-streams --stream-disk --flush-streams",
+        "Stored streams": "--stream-memory --max-streams --stream-disk --flush-streams --adopt-streams",
     },
 )
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...")
@@ -122,6 +122,12 @@ PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client")
     "survives a loss of power. It needs --state.",
 )
 @click.option(
+    "--adopt-streams",
+    is_flag=True,
+    help="Continue streams that a model with the same memory but other weights has computed, such as the "
+    "model before it was fine-tuned.",
+)
+@click.option(
     "--max-tokens",
     default=1 << 17,
     show_default=True,
@@ -171,6 +177,7 @@ def serve_command(
     max_streams: int,
     disk_mb: int,
     flush_streams: bool,
+    adopt_streams: bool,
     max_tokens: int,
     max_prompt: int,
     max_body: int,
@@ -193,7 +200,7 @@ def serve_command(
         from xl_export.serve.http.serving import Address, run
     from runtimes.contract.session import is_language_model
     from xl_export.serve.core.admission import EngineSettings
-    from xl_export.serve.streams.index import StoreSettings
+    from xl_export.serve.streams.store import StoreSettings
 
     if flush_streams and state is None:
         raise ConfigError(
@@ -203,7 +210,7 @@ def serve_command(
     if state is not None and state.exists() and not state.is_dir():
         raise ConfigError(f"{state} is a file; expected a folder for the streams: give another --state.")
     if state is not None:
-        refuse_inside(state / "streams", give="a --state")  # it would travel with copies, its key included
+        refuse_inside(state / "streams", give="a --state")  # it would travel with copies
     address = Address(host=host, port=port)
     sources = [
         Source(
@@ -227,6 +234,7 @@ def serve_command(
             streams=max_streams,
             owner_bytes=disk_mb << 20,
             flush=flush_streams,
+            adopt=adopt_streams,
         ),
         log=Log(None if quiet else sys.stderr),
     )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ray import serve
@@ -20,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from runtimes.base.errors import ConfigError, UserError
+from runtimes.base.files import writing
 from runtimes.base.records import from_json
 from runtimes.sessions.open import open_session
 from xl_export.serve.core.admission import EngineSettings
@@ -36,7 +38,7 @@ class Deployment:
 
     #: An artefact with ring memory, at the same path on every machine.
     model: str
-    #: A folder or a URL that all replicas write to.
+    #: A folder that all replicas share, at the same path on every machine.
     streams: str
     #: The fewest, which is also how many there are at first.
     replicas: int = 1
@@ -81,7 +83,7 @@ class Streams:
         session = open_session(given.model, threads=given.threads, device="cpu")
         self._replica = Replica(
             session,
-            SharedStreams(given.streams, session, ram_bytes=given.ram_bytes),
+            SharedStreams(Path(given.streams), session, ram_bytes=given.ram_bytes),
             EngineSettings(rows=given.rows, queue=given.queue),
         )
 
@@ -116,7 +118,8 @@ def application(arguments: dict[str, Any]) -> Any:
     """The application for `serve.run` and `serve run`, of a `Deployment` in JSON."""
     numbers = {name: int(value) if str(value).isdecimal() else value for name, value in arguments.items()}
     given = from_json(Deployment, numbers, where="the arguments of serve run")
-    SharedStreams.prepare(given.streams)
+    with writing(Path(given.streams)):
+        Path(given.streams).mkdir(parents=True, exist_ok=True, mode=0o700)
     deployment = serve.deployment(
         Streams,
         name="streams",

@@ -12,17 +12,19 @@ import contextlib
 import hashlib
 import json
 import re
-import secrets
+import sqlite3
+import threading
+import time
+import zlib
+from collections import OrderedDict
 from collections.abc import AsyncIterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import fsspec
 import msgspec
 import numpy as np
 
-from runtimes.base.errors import UserError, first_line
+from runtimes.base.errors import UserError
 from runtimes.base.records import json_text
 from runtimes.contract.session import Session, is_language_model
 from xl_export.serve.core.admission import EngineSettings
@@ -44,85 +46,104 @@ from xl_export.serve.http.base.steps import StepOutputs, refuse_not_finite, step
 from xl_export.serve.http.base.workers import background
 from xl_export.serve.http.openai.plan import SamplingFields, sampling_params_of
 from xl_export.serve.http.streams.documents import ElsewhereError
-from xl_export.serve.streams.files import MovedError, SharedFile, is_local
-from xl_export.serve.streams.index import (
-    BusyStreamError,
-    NoStreamError,
-    Operation,
-    StoreSettings,
-    Stream,
-    StreamIndex,
-)
-from xl_export.serve.streams.snapshot import KEY_BYTES, KEY_FILE
+from xl_export.serve.streams.database import Database, Stream
 
+FILES = 64  # the databases of a folder; the number never changes, however many replicas there are
 NAME = re.compile(r"[\w-]{1,128}", re.ASCII)
 MOST_TOKENS = 1 << 16  # of a request
 BODY_BYTES = 1 << 22
 LIMITS = Limits(prompt_tokens=MOST_TOKENS)
 
 
-class SharedStreams(StreamIndex):
-    """The streams of one artefact in a shared folder, as one replica knows them.
+class MovedError(Exception):
+    """Another replica has written the stream since it was read."""
 
-    The file of a stream decides: what a replica has in RAM counts only while the file has the same version.
+
+class SharedStreams:
+    """Streams in a folder that several replicas share, as one replica knows them.
+
+    The name of a stream decides which of the databases it is in. Every replica may open each of them, and
+    SQLite locks it for the moment of a read or a write. The row of a stream decides: what a replica has in
+    RAM counts only while the row has the same version, and a write is refused if it has another one.
     """
 
-    def __init__(self, folder: str, session: Session, *, ram_bytes: int) -> None:
-        """folder: a path or a URL. Everyone who can write there is trusted: it has the key that signs the
-        files. ram_bytes: of streams that are also kept in RAM, so that they need not be read.
-        """
-        with _usable(folder):
-            self._system, root = fsspec.core.url_to_fs(folder)
-            root = root.rstrip("/")
-            self._folder = f"{root}/{session.identity[:32]}"
-            self._system.makedirs(self._folder, exist_ok=True)
-            key = bytes.fromhex(bytes(self._system.cat_file(f"{root}/{KEY_FILE}")).decode("ascii").strip())
-        super().__init__(session, key=key, settings=StoreSettings(ram_bytes=ram_bytes))
+    def __init__(self, folder: Path, session: Session, *, ram_bytes: int) -> None:
+        """ram_bytes: of streams that are also kept in RAM, so that they need not be read."""
+        self._folder = folder
+        self._session = session
+        self._ram_bytes = ram_bytes
+        self._lock = threading.Lock()
+        self._databases: dict[int, Database] = {}
+        self._busy: set[str] = set()
+        self._ram: OrderedDict[str, Stream] = OrderedDict()  # the one used longest ago first
 
-    @staticmethod
-    def prepare(folder: str) -> None:
-        """Makes the folder and its key if there is none; call it once before the replicas start."""
-        with _usable(folder):
-            system, root = fsspec.core.url_to_fs(folder)
-            system.makedirs(root, exist_ok=True)
-            file = f"{root.rstrip('/')}/{KEY_FILE}"
-            if not system.exists(file):
-                system.pipe_file(file, secrets.token_bytes(KEY_BYTES).hex().encode())
-                if is_local(system):
-                    Path(file).chmod(0o600)
-
-    def begin(self, name: str) -> Operation:
-        """See `start`; a stream that does not exist has been fed nothing."""
+    @contextlib.contextmanager
+    def operation(self, name: str) -> Iterator[None]:
+        """Until the block ends no other request to this replica uses the stream."""
         if not NAME.fullmatch(name):
             raise UserError(
                 f"the name of the stream is {name!r:.60}; expected up to 128 letters, digits, - and _, drawn "
                 "at random."
             )
-        with self.lock:
-            if name not in self.streams:
-                file = SharedFile(self._system, f"{self._folder}/{name}.stream")
-                self.streams[name] = Stream(name, "", 0.0, 0.0, file)
-            return self.start(self.streams[name])
+        if name in self._busy:
+            raise UnavailableError(f"another request is using the stream {name}; ask again.")
+        self._busy.add(name)
+        try:
+            yield
+        finally:
+            self._busy.remove(name)
 
-    def ended(self, stream: Stream) -> None:
-        """Forgets a stream that the operation left outside of RAM, such as one that never existed."""
-        if stream.state is None and self.streams.get(stream.id) is stream:
-            del self.streams[stream.id]
+    def load(self, name: str) -> Stream:
+        """The stream with its state; one that does not exist has been fed nothing. Uses the disk."""
+        database = self._database(name)
+        stream = database.find("", name)
+        if stream is None:
+            begun = StreamState.begin(self._session)
+            return Stream(name, "", time.time(), time.time(), begun.memory.owner, state=begun)
+        known = self._ram.get(name)
+        if known is not None and (known.key, known.version) == (stream.key, stream.version):
+            return known
+        stream.state, _ = database.load(stream, self._session)
+        if stream.state.position != stream.position:  # another replica wrote it just now
+            raise MovedError
+        return stream
 
-    def in_ram(self, name: str, state: StreamState | None) -> None:
-        """Forgets a stream that has left RAM: only its file says what it is then."""
-        super().in_ram(name, state)
-        if state is None:
-            self.streams.pop(name, None)
+    def commit(self, stream: Stream, state: StreamState, note: str) -> None:
+        """The stream is now in this state, and the disk has it when this returns. Raises MovedError, and
+        writes nothing, if another replica has written the stream since it was loaded.
+        """
+        database = self._database(stream.id)
+        stream.used = time.time()
+        if stream.key:
+            if not database.replace(stream, state, note=note):
+                raise MovedError
+        else:
+            stream.note = note
+            try:
+                database.insert(stream, state)
+            except sqlite3.IntegrityError:
+                raise MovedError from None
+        stream.state = state
+        with self._lock:
+            self._ram[stream.id] = stream
+            self._ram.move_to_end(stream.id)
+            while sum(each.snapshot_bytes for each in self._ram.values()) > self._ram_bytes:
+                self._ram.popitem(last=False)
 
+    def remove(self, name: str) -> bool:
+        """Removes a stream; False if there was none. Uses the disk."""
+        database = self._database(name)
+        stream = database.find("", name)
+        if stream is not None:
+            database.delete(stream)
+        return stream is not None
 
-@contextlib.contextmanager
-def _usable(folder: str) -> Iterator[None]:
-    """Turns an error of the file system into one sentence."""
-    try:
-        yield
-    except (ImportError, OSError, ValueError) as error:
-        raise UserError(f"the folder of streams {folder} cannot be used ({first_line(error)}).") from error
+    def _database(self, name: str) -> Database:
+        number = zlib.crc32(name.encode()) % FILES
+        with self._lock:
+            if number not in self._databases:
+                self._databases[number] = Database(self._folder, f"streams-{number:02}.sqlite", shared=True)
+            return self._databases[number]
 
 
 class UnavailableError(RefusedError):
@@ -191,18 +212,12 @@ class Replica:
                 param="text",
             )
         refuse_outside("max_tokens", ask.max_tokens, 0, MOST_TOKENS)
-        return await asyncio.shield(background(self._done(self._begin(name), ask)))
+        return await asyncio.shield(background(self._done(name, ask)))
 
     async def delete(self, name: str) -> bool:
         """Removes a stream; False if there was none."""
-        operation = self._begin(name)
-        try:
-            await asyncio.to_thread(self._streams.remove, operation)
-        except (NoStreamError, FileNotFoundError):
-            return False
-        finally:
-            operation.end()
-        return True
+        with self._streams.operation(name):
+            return await asyncio.to_thread(self._streams.remove, name)
 
     def stop(self, *, within: float = 3.0) -> None:
         """Ends all tasks; their clients ask another replica."""
@@ -213,27 +228,20 @@ class Replica:
         """Whether the engine's thread runs."""
         return self._engine.alive
 
-    def _begin(self, name: str) -> Operation:
-        try:
-            return self._streams.begin(name)
-        except BusyStreamError as error:
-            raise UnavailableError(str(error)) from error
+    async def _done(self, name: str, ask: StreamRequest) -> dict[str, Any]:
+        """The answer, after it was written with the stream."""
+        with self._streams.operation(name), self._engine.places.take(states=1):
+            try:
+                stream = await asyncio.to_thread(self._streams.load, name)
+                return await self._answer(stream, ask)
+            except MovedError as error:
+                raise UnavailableError(f"another replica has gone on with {name}; ask again.") from error
 
-    async def _done(self, operation: Operation, ask: StreamRequest) -> dict[str, Any]:
-        """The answer, and then the stream is left to other requests."""
-        name = operation.stream.id
-        try:
-            with self._engine.places.take(states=1):
-                return await self._answer(operation, ask)
-        except MovedError as error:
-            raise UnavailableError(f"another replica has gone on with {name}; ask again.") from error
-        finally:
-            operation.end()
-
-    async def _answer(self, operation: Operation, ask: StreamRequest) -> dict[str, Any]:
+    async def _answer(self, stream: Stream, ask: StreamRequest) -> dict[str, Any]:
         asked = hashlib.sha256(msgspec.json.encode(ask, order="deterministic")).hexdigest()
-        before, _ = await asyncio.to_thread(operation.load)
-        if before.note and (last := json.loads(before.note))["asked"] == asked:
+        before = stream.state
+        assert before is not None, "`load` reads it"
+        if stream.note and (last := json.loads(stream.note))["asked"] == asked:
             return dict(last["answer"])
         if ask.position != before.position:
             raise ElsewhereError(before.position, ask.position)
@@ -247,7 +255,7 @@ class Replica:
             after = _state(answers)
             await asyncio.to_thread(refuse_not_finite, after)
             outputs = msgspec.json.decode(to_json(collected.take()))  # a number that is not finite is null
-            return await self._kept(operation, asked, after, {"position": after.position, "outputs": outputs})
+            return await self._kept(stream, asked, after, {"position": after.position, "outputs": outputs})
         what = "text" if ask.text else "tokens"
         prompt = ask.text or ask.tokens or ""
         tokens = await asyncio.to_thread(
@@ -277,14 +285,14 @@ class Replica:
             ]
             known = np.concatenate(pieces).tolist()
             answer["log_probs"] = [None if value != value else value for value in known]
-        return await self._kept(operation, asked, after, answer)
+        return await self._kept(stream, asked, after, answer)
 
     async def _kept(
-        self, operation: Operation, asked: str, state: StreamState, answer: dict[str, Any]
+        self, stream: Stream, asked: str, state: StreamState, answer: dict[str, Any]
     ) -> dict[str, Any]:
         """The answer, after it was written with the stream."""
-        after = replace(state, note=json_text({"asked": asked, "answer": answer}))
-        await asyncio.to_thread(operation.commit, after)
+        note = json_text({"asked": asked, "answer": answer})
+        await asyncio.to_thread(self._streams.commit, stream, state, note)
         return answer
 
     async def _answers(self, task: Task) -> list[Answer]:

@@ -23,7 +23,7 @@ from xl_export.serve.http import inference
 from xl_export.serve.http.base import steps
 from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.inference import HEADER, InferResult, ModelMetadata
-from xl_export.serve.streams.index import StoreSettings
+from xl_export.serve.streams.store import StoreSettings
 
 Arrays = dict[str, np.ndarray]
 TYPES = {"float32": "FP32", "int64": "INT64"}

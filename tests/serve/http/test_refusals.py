@@ -98,7 +98,7 @@ REQUESTS: list[tuple[str, str, Any, int, str]] = [
     ("PATCH", "/v1/models", None, 405, "does not answer PATCH; send GET or HEAD."),
     ("PATCH", "/v1/streams/restore", None, 405, "does not answer PATCH; send POST."),
     ("GET", "/v1/streams//append", None, 404, "see /openapi.json for what there is."),
-    ("GET", "/v1/streams/%2e%2e%2fsnapshot.key", None, 404, "see /openapi.json for what there is."),
+    ("GET", "/v1/streams/%2e%2e%2fstreams.sqlite", None, 404, "see /openapi.json for what there is."),
 ]
 
 

@@ -14,7 +14,6 @@ from tests.xl_export.serve.core.driver import Driver
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Task
 
-KEY = bytes(range(32))
 Advance = Callable[[StreamState, np.ndarray], StreamState]
 
 

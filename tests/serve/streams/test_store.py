@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,96 +21,146 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from runtimes import Session
+from runtimes import Session, load_memory
 from runtimes.base.errors import UserError
 from tests.clock import set_clock
-from tests.serve.streams.conftest import KEY, Advance, assert_same
+from tests.serve.streams.conftest import Advance, assert_same
 from xl_export.serve.core.state import StreamState
+from xl_export.serve.streams import database
 from xl_export.serve.streams import store as store_module
-from xl_export.serve.streams.files import StreamFolder
-from xl_export.serve.streams.index import (
+from xl_export.serve.streams.store import (
     BusyStreamError,
     ClosedStoreError,
-    DamagedStreamError,
     NoStreamError,
     Operation,
     StoreSettings,
+    StreamStore,
     TooManyStreamsError,
 )
-from xl_export.serve.streams.store import StreamStore
 
 Open = Callable[..., StreamStore]
 
 
 @pytest.fixture
-def open_store(session: Session, tmp_path: Path) -> Open:
+def open_store(tmp_path: Path) -> Open:
     def opened(**sizes: int) -> StreamStore:
-        return StreamStore(tmp_path, session, key=KEY, settings=StoreSettings(**sizes))
+        return StreamStore(tmp_path, StoreSettings(**sizes))
 
     return opened
 
 
-def append(store: StreamStore, name: str, tokens: np.ndarray, advance: Advance, owner: str = "anna") -> None:
+def append(
+    store: StreamStore, name: str, tokens: np.ndarray, session: Session, advance: Advance, owner: str = "anna"
+) -> None:
     with store.operation(name, owner) as operation:
-        operation.commit(advance(current(operation, advance), tokens), appended=tokens)
+        operation.commit(advance(current(operation, session, advance), tokens), appended=tokens)
 
 
-def current(operation: object, advance: Advance) -> StreamState:
+def current(operation: Operation, session: Session, advance: Advance) -> StreamState:
     """The stream as it is now, as a server gets it."""
-    state, appended = operation.load()  # type: ignore[attr-defined]
+    ready = operation.ready()
+    if ready is not None:
+        return ready
+    state, appended = operation.load(session)
     for tokens in appended:
+        assert isinstance(tokens, np.ndarray)
         state = advance(state, tokens)
-    if appended:
-        operation.caught_up(state)  # type: ignore[attr-defined]
+    operation.caught_up(state)
     return state
 
 
-def read(store: StreamStore, name: str, advance: Advance, owner: str = "anna") -> StreamState:
+def read(
+    store: StreamStore, name: str, session: Session, advance: Advance, owner: str = "anna"
+) -> StreamState:
     with store.operation(name, owner) as operation:
-        return current(operation, advance)
+        return current(operation, session, advance)
+
+
+def end_as_a_kill(store: StreamStore) -> None:
+    """Nothing more is written, and the folder is free."""
+    store._database.close()
+    store._stack.close()
 
 
 @pytest.mark.parametrize("ram_bytes", [0, 1 << 20])
 def test_a_fork_during_an_operation_is_the_stream_before(
-    open_store: Open, fresh: StreamState, advance: Advance, ram_bytes: int
+    open_store: Open, session: Session, fresh: StreamState, advance: Advance, ram_bytes: int
 ) -> None:
     store = open_store(ram_bytes=ram_bytes)
     name, tokens = store.create("anna", fresh).id, np.arange(1, 6)
-    append(store, name, tokens[:2], advance)
-    before = read(store, name, advance)
+    append(store, name, tokens[:2], session, advance)
+    before = read(store, name, session, advance)
     with store.operation(name, "anna") as operation:
-        state = advance(current(operation, advance), tokens[2:])
+        state = advance(current(operation, session, advance), tokens[2:])
         fork = store.fork(name, "anna").id
         operation.commit(state, appended=tokens[2:])
         later = store.fork(name, "anna").id
     assert [store.find(each, "anna").position for each in (name, fork, later)] == [5, 2, 5]
-    assert_same(read(store, fork, advance), before)
-    assert_same(read(store, later, advance), read(store, name, advance))
+    assert_same(read(store, fork, session, advance), before)
+    assert_same(read(store, later, session, advance), read(store, name, session, advance))
 
 
 def test_a_fork_never_sees_half_a_change(
-    open_store: Open, fresh: StreamState, advance: Advance, monkeypatch: pytest.MonkeyPatch
+    open_store: Open,
+    session: Session,
+    fresh: StreamState,
+    advance: Advance,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The files have what was appended, and the state in RAM does not have it yet."""
+    """The database has what was appended, and the state in RAM does not have it yet."""
     store = open_store(ram_bytes=1 << 20)
     stream = store.create("anna", fresh)
     forks = []
-    hold = Operation._hold
+    hold = StreamStore.hold
 
-    def hold_late(operation: Operation, state: StreamState) -> None:
+    def hold_late(store: StreamStore, stream: object, state: StreamState) -> None:
         if state.position and not forks:
-            forks.append(threading.Thread(target=lambda: forks.append(store.fork(stream.id, "anna"))))
+            forks.append(threading.Thread(target=lambda: forks.append(store.fork(name, "anna"))))
             forks[0].start()
             forks[0].join(0.1)
-        hold(operation, state)
+        hold(store, stream, state)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Operation, "_hold", hold_late)
-    append(store, stream.id, np.arange(3), advance)
+    name = stream.id
+    monkeypatch.setattr(StreamStore, "hold", hold_late)
+    append(store, name, np.arange(3), session, advance)
     forks[0].join()
     assert forks[1].position == forks[1].state.position
 
 
-def test_one_operation_at_a_time(open_store: Open, fresh: StreamState, advance: Advance) -> None:
+def test_forks_share_a_file_until_none_names_it(
+    open_store: Open,
+    tmp_path: Path,
+    session: Session,
+    fresh: StreamState,
+    advance: Advance,
+    tokens: np.ndarray,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also after a restart, which removes files that no row names; a download reads on meanwhile."""
+    monkeypatch.setattr(database, "INLINE_BYTES", 0)
+    store = open_store(ram_bytes=0)
+    state = advance(fresh, tokens[:9])
+    name = store.create("anna", state).id
+    fork = store.fork(name, "anna").id
+    (file,) = tmp_path.glob("snapshots/*")
+    memory = load_memory(file, session)
+    np.testing.assert_array_equal(memory.positions, [9])
+    with store.operation(name, "anna") as operation, operation.snapshot() as download:
+        operation.remove()
+        assert file.exists()
+        store.delete(fork, "anna")
+        assert list(tmp_path.glob("snapshots/*")) == []
+        assert len(download.read()) > state.num_bytes
+    name = store.create("anna", state).id
+    end_as_a_kill(store)
+    for left in ("a.stream", "b.upload"):
+        (tmp_path / "snapshots" / left).touch()
+    store = open_store()
+    (file,) = tmp_path.glob("snapshots/*")
+    assert_same(read(store, name, session, advance), state)
+
+
+def test_one_operation_at_a_time(open_store: Open, fresh: StreamState) -> None:
     store = open_store()
     name = store.create("anna", fresh).id
     with store.operation(name, "anna"):
@@ -121,35 +171,66 @@ def test_one_operation_at_a_time(open_store: Open, fresh: StreamState, advance: 
     with pytest.raises(ZeroDivisionError), store.operation(name, "anna"):
         raise ZeroDivisionError
     assert not store.find(name, "anna").busy
+    with pytest.raises(BusyStreamError, match="another request has just made"):
+        store.create("anna", fresh, name)
+    assert store.create("ben", fresh, name).id == name, "owners do not share names"
     store.delete(name, "anna")
     with pytest.raises(NoStreamError):
         store.find(name, "anna")
 
 
-def test_an_owner_has_so_many_bytes(open_store: Open, fresh: StreamState) -> None:
-    row = sum(tensor.nbytes for tensor in fresh.memory.tensors.values())
-    store = open_store(owner_bytes=2 * row + 1)
-    names = [store.create("anna", fresh).id for _ in range(2)]
-    for more in (lambda: store.create("anna", fresh), lambda: store.fork(names[0], "anna")):
-        with pytest.raises(TooManyStreamsError, match=r"you have 2 streams .* may have 2; delete some"):
+def test_an_owner_has_so_many_bytes(open_store: Open, tmp_path: Path, fresh: StreamState) -> None:
+    store = open_store()
+    each = store.create("anna", fresh).snapshot_bytes
+    store.close()
+    store = open_store(owner_bytes=int(2.5 * each))
+    store.create("anna", fresh)
+    (name, _) = [stream.id for stream in store.list("anna")]
+    for more in (lambda: store.create("anna", fresh), lambda: store.fork(name, "anna")):
+        with pytest.raises(TooManyStreamsError, match=r"you have 2 streams .*; delete some"):
             more()
     store.create("ben", fresh)
-    store.delete(names[0], "anna")
+    store.delete(name, "anna")
     store.create("anna", fresh)
 
 
 def test_appended_tokens_cost_no_snapshot(
-    open_store: Open, fresh: StreamState, advance: Advance, tokens: np.ndarray
+    open_store: Open, session: Session, fresh: StreamState, advance: Advance, tokens: np.ndarray
 ) -> None:
     """A monitor that appends one event after the other writes a few bytes each."""
     store = open_store(replayed=10)
     name = store.create("anna", fresh).id
     for at in range(25):
-        append(store, name, tokens[at : at + 1], advance)
-    assert store.written == 1 + 2
-    state = read(store, name, advance)
-    store._stack.close()  # a kill: nothing is written
-    assert_same(read(open_store(), name, advance), state)
+        append(store, name, tokens[at : at + 1], session, advance)
+    assert store._database.written == 1 + 2
+    state = read(store, name, session, advance)
+    end_as_a_kill(store)
+    assert_same(read(open_store(), name, session, advance), state)
+
+
+def test_any_sqlite_tool_reads_and_copies_the_database(
+    open_store: Open,
+    tmp_path: Path,
+    session: Session,
+    fresh: StreamState,
+    advance: Advance,
+    tokens: np.ndarray,
+) -> None:
+    """While the server runs: this is what `sqlite3 .backup` does."""
+    store = open_store()
+    name = store.create("anna", fresh).id
+    append(store, name, tokens[:3], session, advance)
+    state = read(store, name, session, advance)
+    (tmp_path / "copy").mkdir()
+    with (
+        sqlite3.connect(tmp_path / "streams.sqlite") as original,
+        sqlite3.connect(tmp_path / "copy" / "streams.sqlite") as copy,
+    ):
+        assert original.execute("SELECT owner, id, position FROM stream").fetchall() == [("anna", name, 3)]
+        original.backup(copy)
+    append(store, name, tokens[:9], session, advance)
+    copied = StreamStore(tmp_path / "copy", StoreSettings())
+    assert_same(read(copied, name, session, advance), state)
 
 
 def test_closing_waits_for_operations_and_nothing_is_written_afterwards(
@@ -162,68 +243,79 @@ def test_closing_waits_for_operations_and_nothing_is_written_afterwards(
     """One operation ends while the store waits, and another one does not."""
     store = open_store()
     names = [store.create("anna", fresh).id for _ in range(2)]
-    ends, late = store.begin(names[0], "anna"), store.begin(names[1], "anna")
+    ends, late = store.operation(names[0], "anna"), store.operation(names[1], "anna")
+    first, second = ends.__enter__(), late.__enter__()
     state = advance(fresh, tokens[:3])
     now = 0.0
 
     def sleep(seconds: float) -> None:
         nonlocal now
         if now == 0:
-            ends.commit(state, appended=tokens[:3])
-            ends.end()
+            first.commit(state, appended=tokens[:3])
+            ends.__exit__(None, None, None)
         now += 1
 
     set_clock(monkeypatch, store_module, monotonic=lambda: now, sleep=sleep)
     store.close(within=5)
     for appended in (tokens[:3], None):
         with pytest.raises(UserError, match="the server has ended"):
-            late.commit(state, appended=appended)
+            second.commit(state, appended=appended)
+    late.__exit__(None, None, None)
+    with pytest.raises(ClosedStoreError):
+        store.create("anna", fresh)
     store = open_store()
     assert [store.find(name, "anna").position for name in names] == [3, 0]
 
 
-@pytest.mark.parametrize("lost", ["facts.json", "000000@0.stream"])
-def test_a_damaged_folder_is_told_counted_and_left_alone(
-    open_store: Open, fresh: StreamState, lost: str, caplog: pytest.LogCaptureFixture
+def test_a_second_server_is_refused_until_nobody_writes(
+    open_store: Open, session: Session, fresh: StreamState, advance: Advance, tokens: np.ndarray
 ) -> None:
     store = open_store()
-    names = [store.create("anna", fresh).id for _ in range(2)]
-    store.close()
-    (store.path / names[0] / lost).unlink()
-    store = open_store(streams=2)
-    assert names[0] in caplog.text
-    assert (len(store.streams), len(store.damaged)) == (1, 1)
-    assert [stream.id for stream in store.list("anna")] == names[1:]
-    owner_is_known = lost != "facts.json"
-    if owner_is_known:
-        with pytest.raises(TooManyStreamsError):
-            store.create("anna", fresh)
-    for closed in (False, True):
-        if closed:
-            store.close()
-        holds = store.unserved() if closed else store
-        for ask in (holds.find, holds.open_snapshot, holds.delete):
-            with pytest.raises(DamagedStreamError, match="restore a snapshot of it"):
-                ask(names[0], "anna")
-        assert holds.held("anna")[0] == 1 + owner_is_known
-        with pytest.raises(NoStreamError if owner_is_known else DamagedStreamError):
-            holds.find(names[0], "bert")
-    assert (store.path / names[0]).exists()
+    name = store.create("anna", fresh).id
+    append(store, name, tokens[:3], session, advance)
+    with store.find(name, "anna").lock:
+        store.close(within=0.1)
+        with pytest.raises(UserError, match=r"being written by another process \(keeping streams by process"):
+            open_store()
+    end_as_a_kill(store)
+    assert_same(read(open_store(), name, session, advance), advance(fresh, tokens[:3]))
+
+
+@pytest.mark.parametrize("content", [b"no database at all, but long enough for a header" * 100, None])
+def test_a_file_that_is_no_such_database_is_refused(
+    open_store: Open, tmp_path: Path, content: bytes | None
+) -> None:
+    if content is None:
+        with sqlite3.connect(tmp_path / "streams.sqlite") as other:
+            other.execute("PRAGMA user_version = 99")
+    else:
+        (tmp_path / "streams.sqlite").write_bytes(content)
+    with pytest.raises(UserError, match="has format 99" if content is None else "cannot be used"):
+        open_store()
 
 
 @pytest.mark.skipif(not Path("/dev/fd").is_dir(), reason="the system does not list open descriptors")
 def test_operations_leave_no_descriptor_open(
-    open_store: Open, fresh: StreamState, advance: Advance, tokens: np.ndarray
+    open_store: Open,
+    session: Session,
+    fresh: StreamState,
+    advance: Advance,
+    tokens: np.ndarray,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(database, "INLINE_BYTES", 0)
     store = open_store(ram_bytes=0, replayed=30)
     name = store.create("anna", fresh).id
 
     def all_operations() -> None:
-        append(store, name, tokens[:1], advance)
+        append(store, name, tokens[:1], session, advance)
         with store.operation(name, "anna") as operation:
-            current(operation, advance)
+            current(operation, session, advance)
+        with store.operation(store.fork(name, "anna").id, "anna") as operation:
+            current(operation, session, advance)
+            operation.commit(advance(fresh, tokens[:2]))
             operation.snapshot().close()
-        store.delete(store.fork(name, "anna").id, "anna")
+            operation.remove()
 
     all_operations()
     before = len(os.listdir("/dev/fd"))
@@ -234,6 +326,7 @@ def test_operations_leave_no_descriptor_open(
 
 def test_a_commit_survives_a_failing_eviction(
     open_store: Open,
+    session: Session,
     fresh: StreamState,
     advance: Advance,
     tokens: np.ndarray,
@@ -242,53 +335,37 @@ def test_a_commit_survives_a_failing_eviction(
     """While a state leaves RAM and its snapshot fails, an operation on it begins: it keeps what it got."""
     store = open_store(ram_bytes=advance(fresh, tokens[:3]).num_bytes)
     name = store.create("anna", fresh).id
-    append(store, name, tokens[:3], advance)
-    begun: list[tuple[Operation, StreamState | None]] = []
+    append(store, name, tokens[:3], session, advance)
+    begun = []
 
-    def failing(folder: StreamFolder, state: StreamState, *, key: bytes) -> None:
-        operation = store.begin(name, "anna")
-        begun.append((operation, operation.ready()))  # although its files are in use
+    def failing(*_: object, **__: object) -> None:
+        operation = store.operation(name, "anna")
+        begun.append((operation, entered := operation.__enter__(), entered.ready()))  # while it is written
         raise UserError("the memory holds values that are not finite.")
 
     with monkeypatch.context() as patch:
-        patch.setattr(StreamFolder, "replace", failing)
+        patch.setattr(database.Database, "replace", failing)
         assert store.create("ben", advance(fresh, tokens[:9])).position == 9
-    ((operation, state),) = begun
+    ((context, operation, state),) = begun
     assert state is not None
     assert operation.ready() is state
     operation.commit(advance(state, tokens[3:5]), appended=tokens[3:5])
-    operation.end()
-    read(store, store.create("ben", advance(fresh, tokens[:9])).id, advance, "ben")
+    context.__exit__(None, None, None)
+    read(store, store.create("ben", advance(fresh, tokens[:9])).id, session, advance, "ben")
     assert store.find(name, "anna").state is None
-    assert_same(read(store, name, advance), advance(advance(fresh, tokens[:3]), tokens[3:5]))
+    assert_same(read(store, name, session, advance), advance(advance(fresh, tokens[:3]), tokens[3:5]))
 
 
-def test_a_folder_is_given_back_once_nobody_writes_there(
-    open_store: Open, fresh: StreamState, advance: Advance, tokens: np.ndarray
-) -> None:
-    store = open_store()
-    name = store.create("anna", fresh).id
-    append(store, name, tokens[:3], advance)
-    with store.operation(name, "anna") as operation:
-        writes = operation.stream.lock
-    with writes:
-        store.close(within=0.1)
-        with pytest.raises(UserError, match=r"being written by another process \(keeping streams by process"):
-            open_store()
-    files = sorted(store.path.rglob("*"))
-    store.settings = replace(store.settings, ram_bytes=0)
-    store.make_room()  # of an operation that ends late
-    assert sorted(store.path.rglob("*")) == files
-    for late in (lambda: store.create("anna", fresh), lambda: store.begin(name, "anna")):
-        with pytest.raises(ClosedStoreError):
-            late()
-    store._stack.close()
-    assert_same(read(open_store(), name, advance), advance(fresh, tokens[:3]))
-
-
+@pytest.mark.parametrize("inline", [0, 1 << 20])
 def test_random_operations_of_owners_equal_a_naive_model(
-    session: Session, fresh: StreamState, advance: Advance, tmp_path_factory: pytest.TempPathFactory
+    session: Session,
+    fresh: StreamState,
+    advance: Advance,
+    tmp_path_factory: pytest.TempPathFactory,
+    inline: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(database, "INLINE_BYTES", inline)
     state_bytes = advance(fresh, np.zeros(20, np.int64)).num_bytes
     sizes = StoreSettings(ram_bytes=2 * state_bytes, streams=4, replayed=12)
     owners = st.sampled_from(["anna", "ben"])
@@ -300,7 +377,7 @@ def test_random_operations_of_owners_equal_a_naive_model(
         def __init__(self) -> None:
             super().__init__()
             self.folder = tmp_path_factory.mktemp("store")
-            self.store = StreamStore(self.folder, session, key=KEY, settings=sizes)
+            self.store = StreamStore(self.folder, sizes)
             self.model: dict[str, tuple[str, StreamState]] = {}
 
         @rule(target=names, owner=owners, tokens=texts)
@@ -335,7 +412,7 @@ def test_random_operations_of_owners_equal_a_naive_model(
                     pass
                 return
             with self.store.operation(name, owner) as operation:
-                state = current(operation, advance)
+                state = current(operation, session, advance)
                 assert_same(state, self.model[name][1])
                 for piece in [tokens] if appends else tokens[:, None]:
                     state = advance(state, piece)
@@ -355,8 +432,8 @@ def test_random_operations_of_owners_equal_a_naive_model(
 
         @rule(killed=st.booleans())
         def restart(self, killed: bool) -> None:
-            (self.store._stack if killed else self.store).close()
-            self.store = StreamStore(self.folder, session, key=KEY, settings=sizes)
+            end_as_a_kill(self.store) if killed else self.store.close()
+            self.store = StreamStore(self.folder, sizes)
 
         @invariant()
         def everything_is_there(self) -> None:
@@ -364,13 +441,17 @@ def test_random_operations_of_owners_equal_a_naive_model(
             assert {stream.id: (stream.owner, stream.position) for stream in listed} == {
                 name: (owner, state.position) for name, (owner, state) in self.model.items()
             }
-            assert self.store.ram_bytes <= sizes.ram_bytes
+            assert self.store._ram_bytes <= sizes.ram_bytes
             assert len(self.store._ram) == sum(stream.state is not None for stream in listed)
 
         def teardown(self) -> None:
             for name, (owner, state) in self.model.items():
-                assert_same(read(self.store, name, advance, owner), state)
+                assert_same(read(self.store, name, session, advance, owner), state)
+                self.store.delete(name, owner)
+            with sqlite3.connect(self.folder / "streams.sqlite") as rows:
+                for table in ("stream", "snapshot", "journal"):
+                    assert rows.execute(f"SELECT COUNT(*) FROM {table}").fetchone() == (0,)
+            assert list(self.folder.glob("snapshots/*")) == []
             self.store.close()
-            assert not self.store.damaged
 
     run_state_machine_as_test(Machine, settings=settings(max_examples=8, stateful_step_count=15))

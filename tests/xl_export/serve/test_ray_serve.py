@@ -38,8 +38,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 def alone(bodies: Talks, folder: Path) -> Talks:
     """All answers to each stream, of one engine that nobody stops."""
     session = runtimes.open_session(ARTEFACT, threads=1, device="cpu")
-    SharedStreams.prepare(str(folder))
-    streams = SharedStreams(str(folder), session, ram_bytes=1 << 28)
+    folder.mkdir()
+    streams = SharedStreams(folder, session, ram_bytes=1 << 28)
     replica = Replica(session, streams, EngineSettings(rows=8))
 
     async def talk(name: str) -> list[dict[str, Any]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
-import itertools
 import random
+import sqlite3
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -16,6 +16,7 @@ import pytest
 
 import runtimes
 from runtimes.base.errors import UserError
+from runtimes.contract.tensors import row_bytes
 from tests.coroutines import in_thread
 from xl_export.serve import replica as replica_module
 from xl_export.serve.core.admission import EngineSettings, StoppedError
@@ -24,8 +25,7 @@ from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.workers import BACKGROUND
 from xl_export.serve.http.streams.documents import ElsewhereError
 from xl_export.serve.replica import Replica, SharedStreams, UnavailableError
-from xl_export.serve.streams.files import SharedFile
-from xl_export.serve.streams.index import DamagedStreamError
+from xl_export.serve.streams.database import DamagedStreamError, Stream
 
 ARTEFACT = Path(__file__).parents[2] / "data" / "small"
 STREAMS = 5
@@ -37,10 +37,9 @@ def session() -> runtimes.Session:
 
 
 @contextlib.contextmanager
-def replica(session: runtimes.Session, folder: str, *, streams_in_ram: int = 3) -> Iterator[Replica]:
-    SharedStreams.prepare(folder)
-    one = session.start(1)
-    size = sum(array.nbytes for array in one.tensors.values()) + 4 * session.vocab.size + 200
+def replica(session: runtimes.Session, folder: Path, *, streams_in_ram: int = 3) -> Iterator[Replica]:
+    folder.mkdir(exist_ok=True)
+    size = row_bytes(session.state) + 8 * session.vocab.size + 1000
     made = Replica(
         session,
         SharedStreams(folder, session, ram_bytes=streams_in_ram * size),
@@ -59,13 +58,12 @@ def drawn(chance: random.Random, position: int) -> dict[str, Any]:
     return body | {"score": chance.random() < 0.5, "seed": chance.randint(0, 9)}
 
 
-@pytest.mark.parametrize("folder", ["", pytest.param("memory://streams", marks=pytest.mark.slow)])
-def test_the_answers_are_those_of_one_replica(folder: str, session: runtimes.Session, tmp_path: Path) -> None:
+def test_the_answers_are_those_of_one_replica(session: runtimes.Session, tmp_path: Path) -> None:
     """Each request goes to any of three replicas; one of them dies between any two, and another one comes."""
     chance = random.Random(0)
     at = dict.fromkeys((f"stream-{number}" for number in range(STREAMS)), 0)
 
-    async def talk(alone: Replica, several: list[Replica], stack: contextlib.ExitStack, shared: str) -> None:
+    async def talk(alone: Replica, several: list[Replica], stack: contextlib.ExitStack, shared: Path) -> None:
         for turn in range(30):
             name = chance.choice(list(at))
             body = drawn(chance, at[name])
@@ -78,8 +76,8 @@ def test_the_answers_are_those_of_one_replica(folder: str, session: runtimes.Ses
                 several.append(stack.enter_context(replica(session, shared)))
 
     with contextlib.ExitStack() as stack:
-        shared = folder or str(tmp_path / "shared")
-        alone = stack.enter_context(replica(session, str(tmp_path / "alone"), streams_in_ram=100))
+        shared = tmp_path / "shared"
+        alone = stack.enter_context(replica(session, tmp_path / "alone", streams_in_ram=100))
         several = [stack.enter_context(replica(session, shared)) for _ in range(3)]
         in_thread(talk(alone, several, stack, shared))
     assert sum(at.values()) > 80
@@ -92,13 +90,14 @@ def test_a_slow_replica_does_not_undo_what_another_one_did(
         first = await fast.answer("a", {"position": 0, "text": "abc"})
         may_write, begun = threading.Event(), threading.Event()
 
-        class Late(SharedFile):
-            def replace(self, state: StreamState, *, key: bytes) -> None:
-                begun.set()
-                may_write.wait(30)
-                super().replace(state, key=key)
+        commit = slow._streams.commit
 
-        monkeypatch.setattr(replica_module, "SharedFile", Late)  # the other replica has its file already
+        def commit_late(stream: Stream, state: StreamState, note: str) -> None:
+            begun.set()
+            may_write.wait(30)
+            commit(stream, state, note)
+
+        monkeypatch.setattr(slow._streams, "commit", commit_late)
         body = {"position": first["position"], "text": "de"}
         late = asyncio.ensure_future(slow.answer("a", body))
         await asyncio.to_thread(begun.wait, 30)
@@ -111,7 +110,7 @@ def test_a_slow_replica_does_not_undo_what_another_one_did(
         with pytest.raises(ElsewhereError, match=f"is at position {third['position']} "):
             await slow.answer("a", body)
 
-    with replica(session, str(tmp_path)) as slow, replica(session, str(tmp_path)) as fast:
+    with replica(session, tmp_path) as slow, replica(session, tmp_path) as fast:
         in_thread(race(slow, fast))
 
 
@@ -124,26 +123,34 @@ def test_a_request_without_a_seed_draws_the_same_tokens_everywhere(
         first = await made.answer("a", body)
         assert (await made.answer("b", {**body, "seed": None}))["tokens"] == first["tokens"]
 
-    with replica(session, str(tmp_path)) as made:
+    with replica(session, tmp_path) as made:
         in_thread(ask(made))
 
 
-def test_altered_streams_are_refused_and_deleted_ones_restart(
+def test_damaged_streams_are_refused_and_deleted_ones_restart(
     session: runtimes.Session, tmp_path: Path
 ) -> None:
+    """Also by a replica that had the stream in RAM, and although the row looks the same."""
+
     async def use(one: Replica, other: Replica) -> None:
         first = await one.answer("a", {"position": 0, "text": "abc", "score": True})
-        (file,) = tmp_path.glob("*/a.stream")
-        whole = file.read_bytes()
+        (file,) = tmp_path.glob("streams-*.sqlite")
+        with sqlite3.connect(file) as rows:
+            ((whole,),) = rows.execute("SELECT content FROM snapshot")
         for place in (2, 200, len(whole) // 2, len(whole) - 1):
-            file.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+            with sqlite3.connect(file) as rows:
+                changed = whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]
+                rows.execute("UPDATE snapshot SET content = ?", (changed,))
             with pytest.raises(DamagedStreamError):
                 await other.answer("a", {"position": 3, "text": "d"})
         assert await one.delete("a")
         assert not await other.delete("a")
-        assert await other.answer("a", {"position": 0, "text": "abc", "score": True}) == first
+        assert await other.answer("a", {"position": 0, "text": "abd", "score": True}) != first
+        assert await one.answer("a", {"position": 3, "text": "c"}) == await other.answer(
+            "a", {"position": 3, "text": "c"}
+        )
 
-    with replica(session, str(tmp_path)) as one, replica(session, str(tmp_path)) as other:
+    with replica(session, tmp_path) as one, replica(session, tmp_path) as other:
         in_thread(use(one, other))
 
 
@@ -168,9 +175,9 @@ def test_what_does_not_fit_is_refused_in_a_sentence(session: runtimes.Session, t
         with pytest.raises(ElsewhereError, match="is at position 0 and the request says 7"):
             await one.answer("a", {"position": 7, "text": "a"})
 
-    with replica(session, str(tmp_path)) as one:
+    with replica(session, tmp_path) as one:
         in_thread(ask(one))
-    assert not list(itertools.chain(tmp_path.glob("*/*.stream")))
+    assert streams_in(tmp_path) == []
 
 
 def test_a_request_whose_client_leaves_is_done_once(session: runtimes.Session, tmp_path: Path) -> None:
@@ -188,7 +195,7 @@ def test_a_request_whose_client_leaves_is_done_once(session: runtimes.Session, t
         await asyncio.to_thread(drawing.wait, 30)
         left.cancel()
         for busy in (one.answer("a", body), one.delete("a")):
-            with pytest.raises(UnavailableError, match="another operation is using the stream a"):
+            with pytest.raises(UnavailableError, match="another request is using the stream a"):
                 await busy
         may_go_on.set()
         await asyncio.wait(list(BACKGROUND))
@@ -196,12 +203,12 @@ def test_a_request_whose_client_leaves_is_done_once(session: runtimes.Session, t
         assert left.cancelled()
         assert one._engine.scheduler.drawn == 50
 
-    with replica(session, str(tmp_path)) as one:
+    with replica(session, tmp_path) as one:
         in_thread(leave(one))
 
 
 def test_a_replica_that_stops_sends_its_clients_elsewhere(session: runtimes.Session, tmp_path: Path) -> None:
-    with replica(session, str(tmp_path)) as one:
+    with replica(session, tmp_path) as one:
         one.stop()
         with pytest.raises(StoppedError):
             in_thread(one.answer("a", {"position": 0, "text": "a"}))
@@ -232,11 +239,24 @@ def test_a_too_large_body_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read[0] == 24
 
 
-def test_streams_that_never_existed_are_forgotten(session: runtimes.Session, tmp_path: Path) -> None:
-    SharedStreams.prepare(str(tmp_path))
-    streams = SharedStreams(str(tmp_path), session, ram_bytes=1 << 24)
-    operation = streams.begin("nothing")
-    with pytest.raises(FileNotFoundError):
-        streams.remove(operation)
-    operation.end()
-    assert streams.streams == {}
+def streams_in(folder: Path) -> list[str]:
+    found = []
+    for file in folder.glob("streams-*.sqlite"):
+        with sqlite3.connect(file) as rows:
+            found += [name for (name,) in rows.execute("SELECT id FROM stream")]
+    return sorted(found)
+
+
+def test_names_are_spread_over_a_fixed_number_of_files(session: runtimes.Session, tmp_path: Path) -> None:
+    """A stream stays in its file, however many replicas there are."""
+    names = [f"stream-{number}" for number in range(20)]
+
+    async def begin(one: Replica) -> None:
+        for name in names:
+            await one.answer(name, {"position": 0, "text": "a"})
+        assert not await one.delete("nothing")
+
+    with replica(session, tmp_path) as one:
+        in_thread(begin(one))
+    assert streams_in(tmp_path) == sorted(names)
+    assert 1 < len(list(tmp_path.glob("streams-*.sqlite"))) <= replica_module.FILES

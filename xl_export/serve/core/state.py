@@ -26,8 +26,6 @@ class StreamState:
     #: One more than the highest stream position whose slot was ever written. Padding on the right is written
     #: too, so this may be more than `position`; it bounds how far the stream can be rewound.
     written: int
-    #: A text that is stored with the stream.
-    note: str = ""
 
     @staticmethod
     def begin(session: Session) -> StreamState:

@@ -60,6 +60,7 @@ class ServerMetrics(msgspec.Struct, kw_only=True):
     object: Annotated[Literal["server"], doc("The kind of this document.")] = "server"
     requests: Annotated[int, doc("How many requests are served or wait.")]
     streams_survive: Annotated[bool, doc("Whether streams continue after a restart of the server.")]
+    streams: Annotated[dict[str, float], doc("The metrics of all streams, by their names in /metrics.")]
     models: Annotated[
         dict[str, dict[str, float]], doc("The metrics of each model, by their names in /metrics.")
     ]
@@ -176,6 +177,9 @@ class _Metrics(Collector):
                     found[name] = kind(PREFIX + name.removesuffix("_total"), text, labels=model)
                 found[name].add_metric([label], value)  # type: ignore[attr-defined]
         yield from found.values()
+        for name, text, value in server.store.metrics():
+            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            yield kind(PREFIX + name.removesuffix("_total"), text, value=value)
         http = CounterMetricFamily(
             f"{PREFIX}http_requests", "Requests that were answered.", labels=["path", "status"]
         )
@@ -195,8 +199,13 @@ async def server_metrics(exchange: Exchange) -> Response:
         | {key: value for key, _, value in model.metrics()}
         for name, model in server.models.items()
     }
-    survive = server.state is not None
-    return json(ServerMetrics(requests=server.requests.total, streams_survive=survive, models=found))
+    answer = ServerMetrics(
+        requests=server.requests.total,
+        streams_survive=server.state is not None,
+        streams={key: value for key, _, value in server.store.metrics()},
+        models=found,
+    )
+    return json(answer)
 
 
 @ENDPOINTS.add("GET", "/v1/models", answer=ModelList, link=("name", "/data/0/id"))

@@ -1,1 +1,1 @@
-"""Streams outside of the rows: stored by name, and saved to signed files."""
+"""The streams that a server keeps, in one SQLite database."""

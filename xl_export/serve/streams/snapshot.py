@@ -1,184 +1,118 @@
-"""A stream as one signed file: download it, keep it, move it to another server of the same artefact.
+"""A stream as one file of saved streams: download it, keep it, restore it on another server.
 
-The file is a file of saved streams (docs/reference/saved-streams.md), so `load_memory`, C++ and JavaScript
-read the memory in it. The header has the server's own facts as further texts. The first of them is the
-signature, at a place that is always the same: it is checked before anything else of the file is read or
-believed.
+`load_memory`, C++ and JavaScript read the memory in it (docs/reference/saved-streams.md). The header has the
+server's own facts as further texts: the last tokens, the logits of the next one, and how far the ring was
+written. A client may send any file, so each fact is checked before it is used. A file that passes all checks
+can only give wrong answers to the client that sent it.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
-import contextlib
 import hashlib
-import hmac
-import os
-import secrets
-import stat
+import io
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
-from runtimes.base.errors import ArtefactError, ConfigError, StreamError
-from runtimes.base.files import atomic_file, open_file, reading, writing
+from runtimes.base.errors import ArtefactError, StreamError
 from runtimes.base.tensors_file import LENGTH_BYTES, tensors_in
 from runtimes.contract.checks import memory_of, refuse_no_streams
 from runtimes.contract.memory import MAX_POSITION, write_memory
 from runtimes.contract.session import Session, is_language_model
-from runtimes.contract.tensors import row_bytes
 from xl_export.serve.core.state import StreamState
 
-KEY_FILE = "snapshot.key"
-KEY_BYTES = 32
-UNSIGNED = b"0" * 64  # takes the place of the signature while it is computed
-BEFORE = b'{"__metadata__": {"signature": "'  # the beginning of every header
-SIGNATURE_AT = LENGTH_BYTES + len(BEFORE)
+FACTS = ("furthest", "tail", "logits")
 FACTS_BYTES = 1 << 16  # of a header, without the logits and the tail: its tensors' names and places
+DIGITS = 19  # of the largest position
 
 
-def server_key(folder: Path) -> bytes:
-    """The secret with which a server signs its snapshots: 32 random bytes in a file of its state folder.
+def write_snapshot(state: StreamState, stream: BinaryIO) -> None:
+    """Writes a stream to a file that is open for writing.
 
-    The file is made if there is none, readable only by its owner. Servers that share snapshots
-    have copies of one file. Raises ConfigError for a file that others may read.
-    """
-    path = folder / KEY_FILE
-    if not path.exists():
-        _make_key(path)
-    with reading(path), open_file(path) as stream:
-        mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
-        text = stream.read(2 * KEY_BYTES + 2)
-    if mode & 0o077:
-        raise ConfigError(f"{path} has the mode {mode:03o}, so others may read it; run `chmod 600 {path}`.")
-    try:
-        key = bytes.fromhex(text.decode("ascii"))
-    except ValueError:
-        key = b""
-    if len(key) != KEY_BYTES:
-        raise ConfigError(
-            f"{path} is not a key of {KEY_BYTES} bytes in hexadecimal; copy the key file of the server whose "
-            "snapshots you want, or remove it to make a new one."
-        )
-    return key
-
-
-def _make_key(path: Path) -> None:
-    """Makes the file as a whole: of two servers that start at once, one makes it and both read it."""
-    hidden = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with open(descriptor, "wb") as stream:
-                stream.write(f"{secrets.token_hex(KEY_BYTES)}\n".encode())
-                stream.flush()
-                os.fsync(stream.fileno())
-            with contextlib.suppress(FileExistsError):
-                os.link(hidden, path)
-        finally:
-            hidden.unlink()
-
-
-def write_snapshot(state: StreamState, path: Path, *, key: bytes) -> None:
-    """Writes a stream to a signed file, atomically.
-
-    The memory of a state is never stepped. So several threads may write one while an engine reads it.
-    Raises UserError if the disk is full, and StreamError for a memory with values that are not finite.
+    The memory of a state is never stepped, so several threads may write it while an engine reads it. Raises
+    StreamError for a memory with values that are not finite.
     """
     logits = b"" if state.logits is None else np.ascontiguousarray(state.logits, "<f4").tobytes()
-    notes = {
-        "signature": UNSIGNED.decode(),
+    facts = {
         "furthest": str(state.written),
         "tail": " ".join(map(str, state.tail.tolist())),
         "logits": base64.b64encode(logits).decode(),
-        **({"note": state.note} if state.note else {}),
     }
-    with atomic_file(path) as temporary, open(temporary, "wb+") as stream:
-        write_memory(state.memory, stream, notes)
-        stream.seek(0)
-        signature = _signature(_header(stream, most=1 << 62), key)
-        stream.seek(SIGNATURE_AT)
-        stream.write(signature)
+    write_memory(state.memory, stream, {**facts, "facts_sha256": _digest(facts)})
 
 
 def read_snapshot(
-    path: Path, session: Session, *, key: bytes, name: str = "the snapshot", note_bytes: int = 0
+    stream: BinaryIO, session: Session, *, name: str = "the snapshot", adopt: bool = False
 ) -> StreamState:
-    """The stream in a file that `write_snapshot` wrote, ready to go on bit for bit.
+    """The stream in a file that `write_snapshot` wrote, which continues bit for bit, or in one with a single
+    row that `save_memory` wrote.
 
-    name: of the file, for messages. note_bytes: of the longest note that it may have. Raises ArtefactError
-    for a file that is altered or signed with another key, and StreamError for the stream of another artefact.
-    The signature of the header is checked before it is parsed, and the SHA-256 in the header before the
-    numbers become arrays. No more than a snapshot of this session has is read.
+    name: of the file, for messages. adopt: whether other weights may have computed it. Raises ArtefactError
+    for a damaged file, and StreamError for a stream that the session cannot continue. Nothing is read of
+    a file that is larger than any snapshot.
     """
-    with reading(path), open_file(path) as stream:
-        size = os.fstat(stream.fileno()).st_size
-        if size > (most := most_snapshot_bytes(session) + note_bytes):
-            raise StreamError(
-                f"{name} has {size:,} bytes, and one of this model has at most {most:,}; give a file that a "
-                "server of this artefact wrote."
-            )
-        header = _header(stream, most=_most_header_bytes(session) + note_bytes)
-        given = header[SIGNATURE_AT : SIGNATURE_AT + len(UNSIGNED)]
-        if header[LENGTH_BYTES:SIGNATURE_AT] != BEFORE:
-            raise ArtefactError(
-                f"{name} does not begin as a snapshot of a stream does; give the file as the server sent it, "
-                "every byte of it and nothing else."
-            )
-        if not hmac.compare_digest(given, _signature(header, key)):
-            raise ArtefactError(
-                f"{name} was altered, or no server with this key signed it; take it again from the server, "
-                f"or give both servers the same {KEY_FILE}."
-            )
-        stream.seek(0)
-        arrays, facts = tensors_in(stream, Path(name))
+    size = stream.seek(0, io.SEEK_END)
+    if size > (most := most_snapshot_bytes(session)):
+        raise StreamError(
+            f"{name} has {size:,} bytes, and one of this model has at most {most:,}; give a snapshot of a "
+            "stream of this model."
+        )
+    stream.seek(0)
+    if int.from_bytes(stream.read(LENGTH_BYTES), "little") > _most_header_bytes(session):
+        raise ArtefactError(f"{name} does not begin as a snapshot of a stream does; take it again.")
+    stream.seek(0)
+    arrays, facts = tensors_in(stream, Path(name))
     refuse_no_streams(facts, arrays, name)
-    memory = memory_of(facts, arrays, session, Path(name))
-    tail = np.array(facts.get("tail", "").split(), np.int64)
-    try:
-        content = base64.b64decode(facts.get("logits", ""), validate=True)
-    except binascii.Error as error:
-        raise ArtefactError(f"{name} holds no readable logits; take it again from the server.") from error
-    written = int(facts.get("furthest", "-1"))
+    memory = memory_of(facts, arrays, session, name, adopt=adopt)
+    if memory.batch != 1:
+        raise ArtefactError(f"{name} holds {memory.batch} streams; expected one.")
+    own = not {"tail", "logits", "facts_sha256"}.isdisjoint(facts)
+    if own and facts.get("facts_sha256") != _digest(facts):
+        raise ArtefactError(f"{name} is damaged: its facts do not match their SHA-256; take it again.")
     position = int(memory.positions[0])
-    fits = len(content) in (0, _logits_bytes(session)) and len(tail) <= session.rule.segment + 1
-    if memory.batch != 1 or not fits or not 0 <= position <= written <= MAX_POSITION:
-        raise ArtefactError(f"{name} does not hold one whole stream; take it again from the server.")
-    logits = np.frombuffer(content, "<f4").astype(np.float32) if content else None
-    note = facts.get("note", "")
-    return StreamState(memory=memory, logits=logits, tail=tail, written=written, note=note)
+    segment = session.rule.segment
+    vocab = session.vocab.size if is_language_model(session) else 0
+    try:
+        tail = np.array([_number(text, vocab - 1) for text in facts.get("tail", "").split()], np.int64)
+        # Without this fact the tokens of a whole segment may have been written over: none is taken back.
+        written = _number(facts.get("furthest", str(min(position + segment, MAX_POSITION))), MAX_POSITION)
+        logits = np.frombuffer(base64.b64decode(facts.get("logits", ""), validate=True), "<f4")
+    except ValueError as error:
+        raise ArtefactError(f"{name} has facts of a stream that cannot be read ({error}).") from error
+    if len(logits) not in (0, vocab) or len(tail) > min(position, segment + 1) or written < position:
+        raise ArtefactError(f"{name} has facts that do not fit its memory; take it again from the server.")
+    if not np.isfinite(logits).all():
+        raise ArtefactError(f"{name} has logits that are not finite; take it again from the server.")
+    return StreamState(
+        memory=memory, logits=logits.astype(np.float32) if len(logits) else None, tail=tail, written=written
+    )
 
 
 def most_snapshot_bytes(session: Session) -> int:
-    """The size in bytes that no snapshot of this session exceeds: refuse larger ones before they are read."""
-    numbers = row_bytes(session.state) + 8
-    return LENGTH_BYTES + _most_header_bytes(session) + numbers
+    """The size in bytes that no snapshot exceeds that this session can continue, in whatever precision."""
+    sizes: list[int] = [
+        max(4, np.dtype(tensor.dtype).itemsize) * math.prod(tensor.row) for tensor in session.state
+    ]
+    return LENGTH_BYTES + _most_header_bytes(session) + sum(sizes) + 8
 
 
 def _most_header_bytes(session: Session) -> int:
     """Facts and tensors' names and places, the tail (up to 20 digits an id), and the logits in base64."""
-    tail = 20 * (session.rule.segment + 1)
-    logits = 4 * ((_logits_bytes(session) + 2) // 3)
-    return FACTS_BYTES + 256 * len(session.state) + tail + logits
+    vocab = session.vocab.size if is_language_model(session) else 0
+    return FACTS_BYTES + 256 * len(session.state) + 20 * (session.rule.segment + 1) + 6 * vocab
 
 
-def _logits_bytes(session: Session) -> int:
-    """The bytes of the logits of one token; 0 for a model with named inputs."""
-    return 4 * session.vocab.size if is_language_model(session) else 0
+def _digest(facts: Mapping[str, str]) -> str:
+    """The SHA-256 of the facts; the file has another one of the memory."""
+    return hashlib.sha256("\n".join(facts.get(name, "") for name in FACTS).encode()).hexdigest()
 
 
-def _header(stream: BinaryIO, *, most: int) -> bytes:
-    """The first bytes of a file: the length of its header and the header, unparsed, or as far as it goes."""
-    length = stream.read(LENGTH_BYTES)
-    return length + stream.read(min(int.from_bytes(length, "little"), most))
-
-
-def _signature(header: bytes, key: bytes) -> bytes:
-    """HMAC-SHA256 of length and header, in hexadecimal, as if the header had no signature yet.
-
-    The header has the SHA-256 of the numbers, so this signs the whole file and reads a small part of it.
-    """
-    unsigned = header[:SIGNATURE_AT] + UNSIGNED + header[SIGNATURE_AT + len(UNSIGNED) :]
-    return hmac.new(key, unsigned, hashlib.sha256).hexdigest().encode()
+def _number(text: str, most: int) -> int:
+    """A whole number from 0 to `most`; raises ValueError for any other text."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= DIGITS) or int(text) > most:
+        raise ValueError(f"{text!a:.30} is no number from 0 to {most}")
+    return int(text)

@@ -1,10 +1,8 @@
-"""The streams of one artefact that a server has promised to keep, most of them idle.
+"""The streams that a server has promised to keep, most of them idle.
 
-Every operation is written before it is answered. So a server that is killed at any moment loses at most the
-operations that were not answered, never the streams before them. A machine that loses its power may lose the
-last seconds, which the system had not brought to the disk yet; with `StoreSettings.flush` an append is there
-before it is answered. The states that were used last are also in RAM, within a bound; the others come back
-from the disk when they are asked for.
+Every operation is written before it is answered, so a server that is killed at any moment loses only
+operations that were not answered. The states that were used last are also in RAM, within a bound; the others
+are read from the database when they are asked for.
 """
 
 from __future__ import annotations
@@ -12,369 +10,423 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
+import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 from runtimes.base.errors import UserError
-from runtimes.base.files import read_json, writing
+from runtimes.base.files import writing
 from runtimes.base.lock import only_writer
+from runtimes.contract.memory_identity import Owner
 from runtimes.contract.session import Session
+from runtimes.contract.tensors import row_bytes
 from xl_export.serve.core.state import StreamState
-from xl_export.serve.streams.files import FACTS, StreamFolder, flush_folder, sweep
-from xl_export.serve.streams.index import (
-    BusyStreamError,
-    ClosedStoreError,
+from xl_export.serve.streams.database import (
+    Appended,
     DamagedStreamError,
-    JournalError,
-    NoStreamError,
-    Operation,
-    StoreSettings,
+    Database,
+    StepInputs,
     Stream,
-    StreamIndex,
-    TooManyStreamsError,
 )
 from xl_export.serve.streams.snapshot import read_snapshot
 
 LOG = logging.getLogger(__name__)
-IDENTITY = 32  # digits of the identity of an artefact that name the folder of its streams
+JOURNAL_BYTES = 1 << 15  # of a journal to which the inputs of a step are added
 
 
-class ByOwner:
-    """The streams in the folder of an artefact, as their owners know them."""
+@dataclass(frozen=True, kw_only=True)
+class StoreSettings:
+    """The bounds of a store."""
 
-    path: Path
-    #: By name.
-    streams: dict[str, Stream]
-    #: The owners of folders that hold no whole stream, by name; None if that cannot be read either. They are
-    #: left as they are, and count for their owner, until the operator of the server removes them.
-    damaged: dict[str, str | None]
+    #: Most bytes of idle states that stay in RAM.
+    ram_bytes: int = 1 << 30
+    #: Most streams of one API key.
+    streams: int = 10_000
+    #: Most bytes of the streams of one API key.
+    owner_bytes: int = 1 << 36
+    #: Most tokens that a stream may be ahead of its snapshot; they are fed again after a kill.
+    replayed: int = 1024
+    #: Whether each change is flushed to the disk before it is answered, so that it also survives a loss of
+    #: power. That costs milliseconds on most disks.
+    flush: bool = False
+    #: Whether a model continues streams that other weights have computed.
+    adopt: bool = False
 
-    @property
-    def identity(self) -> str:
-        """The artefact: the first 32 digits of its identity."""
-        return self.path.name
+
+class NoStreamError(UserError):
+    """There is no stream of that name, or it belongs to another API key."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"there is no stream {name!a:.60}; see GET /v1/streams for yours.")
+
+
+class BusyStreamError(UserError):
+    """Another operation is using the stream."""
+
+
+class ClosedStoreError(UserError):
+    """The server has ended."""
+
+
+class JournalError(UserError):
+    """A stream has no whole snapshot, and the server has no model that could make one."""
+
+
+class TooManyStreamsError(UserError):
+    """An API key has as many streams, or bytes of them, as it may have."""
+
+
+class StreamStore:
+    """Streams by owner and name. All methods may be called from any thread; those that use the disk say so,
+    and belong on a thread of their own.
+
+    Locks are taken in this order: the lock of a stream, the lock of the database, the lock of the store.
+    """
+
+    def __init__(self, folder: Path, settings: StoreSettings) -> None:
+        """Continues what an earlier server left in `folder`; uses the disk. Raises UserError while another
+        process uses the folder, and for a database that cannot be read.
+        """
+        self.settings = settings
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._stack = contextlib.ExitStack()
+        self._stack.enter_context(only_writer(folder, doing="keeping streams"))
+        self._database = Database(folder, flush=settings.flush)
+        #: Names of the streams that are known to be damaged. They still count for their owner.
+        self.damaged = set(self._database.sweep())
+        for name in self.damaged:
+            LOG.error("the stream %s is damaged: the file of its snapshot is missing", name)
+        self._lock = threading.Lock()  # never held while the disk is used
+        self._streams = {(stream.owner, stream.id): stream for stream in self._database.streams()}
+        self._making: Counter[str] = Counter()  # streams that are being made, by owner
+        self._closed = False
+        self._ram: OrderedDict[Stream, int] = OrderedDict()  # bytes of the states, the oldest first
+        self._ram_bytes = 0
+
+    def metrics(self) -> Iterator[tuple[str, str, float]]:
+        """Name, meaning and value of each metric."""
+        with self._lock:
+            streams = list(self._streams.values())
+        snapshots = sum(stream.snapshot_bytes for stream in streams)
+        journals = sum(stream.journal_bytes for stream in streams)
+        yield "streams", "Streams that are kept.", len(streams)
+        yield "streams_damaged", "Streams that are damaged on the disk, as far as known.", len(self.damaged)
+        yield "streams_in_memory", "Streams whose state is in memory.", len(self._ram)
+        yield "streams_memory_bytes", "Bytes of these states.", self._ram_bytes
+        yield "stream_snapshot_bytes", "Bytes of snapshots; forks may share one, and each counts.", snapshots
+        yield "stream_journal_bytes", "Bytes of journals.", journals
+        yield "stream_snapshots_read_total", "Snapshots that were read from the disk.", self._database.read
+        yield "stream_snapshots_written_total", "Snapshots that were written.", self._database.written
 
     def find(self, name: str, owner: str) -> Stream:
-        """The stream of an owner; raises NoStreamError, and DamagedStreamError."""
-        # If the owner of a damaged stream is unknown, any client with its random name may know of it.
-        if name in self.damaged and self.damaged[name] in (None, owner):
-            raise DamagedStreamError(name)
-        stream = self.streams.get(name)
-        if stream is None or stream.owner != owner:  # that it is somebody else's stays hidden
+        """The stream of an owner; raises NoStreamError."""
+        stream = self._streams.get((owner, name))
+        if stream is None:
             raise NoStreamError(name)
         return stream
 
     def list(self, owner: str) -> list[Stream]:
         """The streams of an owner, the oldest first."""
-        found = [stream for stream in list(self.streams.values()) if stream.owner == owner]
+        found = [stream for stream in list(self._streams.values()) if stream.owner == owner]
         return sorted(found, key=lambda each: (each.created, each.id))
 
-    def count(self, owner: str) -> int:
-        """How many streams an owner has, also damaged ones."""
-        return len(self.list(owner)) + list(self.damaged.values()).count(owner)
-
-
-class Upload(NamedTuple):
-    """A snapshot that arrives."""
-
-    #: Of the file that it is written to.
-    path: Path
-    #: Of the stream that is made of it.
-    name: str
-
-
-class StreamStore(ByOwner, StreamIndex):
-    """Streams by id, each of one owner. All methods may be called from any thread; those that may use the
-    disk say so, and belong in a thread of their own.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        session: Session,
-        *,
-        key: bytes,
-        settings: StoreSettings,
-        elsewhere: Callable[[str], tuple[int, int]] = lambda owner: (0, 0),
-    ) -> None:
-        """Takes over what an earlier server left in `folder`; uses the disk.
-
-        Streams of several artefacts may lie in one folder: each store sees its own. elsewhere: how many
-        streams an owner has in the others, and their bytes; they count for its limits. Raises UserError while
-        another process uses the folder.
-        """
-        self._elsewhere = elsewhere
-        super().__init__(session, key=key, settings=settings)
-        self.path = folder / session.identity[:IDENTITY]
-        #: Ends the operation that runs on a stream early, by the name of the stream.
-        self.cancels: dict[str, Callable[[], None]] = {}
-        self._making: dict[str, str] = {}  # the owners of streams that are being made, by their names
-        self._stack = contextlib.ExitStack()
-        with writing(self.path):
-            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if settings.flush:
-                for each in (folder, folder.parent):  # the names of the folders that may be new
-                    flush_folder(each)
-        self._stack.enter_context(only_writer(self.path, doing="keeping streams"))
-        sweep(self.path)
-        self.streams, self.damaged = stored(self.path, flush=settings.flush)
+    def refuse_more(self, owner: str, num_bytes: int = 0) -> None:
+        """Raises TooManyStreamsError if an owner may not have one more stream, of so many bytes."""
+        self.refuse_closed()
+        held = self.list(owner)
+        making = self._making[owner]
+        used = sum(stream.snapshot_bytes for stream in held) + making * num_bytes
+        most = self.settings
+        if len(held) + making >= most.streams or used + num_bytes > most.owner_bytes:
+            raise TooManyStreamsError(
+                f"you have {len(held) + making:,} streams with {used:,} bytes, and may have {most.streams:,} "
+                f"with {most.owner_bytes:,} bytes; delete some of them, or save them as snapshots first."
+            )
 
     def create(self, owner: str, state: StreamState, name: str | None = None) -> Stream:
-        """A new stream in this state, which is on the disk when this returns; uses the disk.
+        """A new stream in this state; uses the disk.
 
         name: a random one if it is None. Raises TooManyStreamsError, BusyStreamError if there is a stream of
-        that name, and UnwritableError for a full disk; no stream has appeared then.
+        that name, and UnwritableError for a full disk.
         """
-        with self._new(owner, name) as name:
-            return self._create(name, owner, state)
+        with self._place(owner, state.num_bytes):
+            return self._created(owner, state, name)
 
     @contextlib.contextmanager
-    def receiving(self, owner: str) -> Iterator[Upload]:
-        """A place for a snapshot that arrives, which counts as a stream of its owner until the block ends.
+    def receiving(self, owner: str, session: Session) -> Iterator[Path]:
+        """A path for a snapshot that arrives, which counts as a stream of its owner until the block ends.
         Raises TooManyStreamsError. What was received is gone when the block ends.
         """
-        with self._new(owner) as name:
-            path = self.path / f".{name}.upload"
+        with self._place(owner, row_bytes(session.state)):
+            path = self._database.upload_path()
             try:
-                yield Upload(path, name)
+                yield path
             finally:
                 path.unlink(missing_ok=True)
 
-    def restore(self, upload: Upload, owner: str) -> Stream:
-        """A new stream from a snapshot that has arrived; uses the disk, and raises as `read_snapshot` and
-        `create`.
+    def restore(self, path: Path, owner: str, session: Session) -> Stream:
+        """A new stream from a snapshot that was received; uses the disk. Raises as `read_snapshot`, and
+        UnwritableError.
         """
-        return self._create(upload.name, owner, read_snapshot(upload.path, self.session, key=self.key))
-
-    def _create(self, name: str, owner: str, state: StreamState) -> Stream:
-        created = time.time()
-        facts = {"owner": owner, "created": created}
-        folder = StreamFolder.create(self.path / name, state, facts, key=self.key, flush=self.settings.flush)
-        self.written += 1
-        return self._added(Stream(name, owner, created, created, folder, state))
+        with open(path, "rb") as file:
+            state = read_snapshot(file, session, adopt=self.settings.adopt)
+        return self._created(owner, state)
 
     def fork(self, name: str, owner: str) -> Stream:
-        """A new stream in the state of another one, which goes on by itself; uses the disk a little.
+        """A new stream in the state of another one; uses the disk a little.
 
-        While an operation runs on the other one, it is the state before that operation: its files and what is
-        in RAM change together, under its lock, when the operation is done.
+        While an operation runs on the other one, it is the state before that operation.
         """
         stream = self.find(name, owner)
-        with self._new(owner) as other:
-            with stream.lock:
-                self.refuse_closed()
-                if stream.gone:
-                    raise NoStreamError(name)
-                stream.used = time.time()
-                assert isinstance(stream.files, StreamFolder)
-                folder = stream.files.fork(self.path / other, {"owner": owner, "created": stream.used})
-                fork = Stream(other, owner, stream.used, stream.used, folder, stream.state)
-            return self._added(fork)
+        with self._place(owner, stream.snapshot_bytes), stream.lock:
+            self._refuse_gone(stream)
+            stream.used = now = time.time()
+            fork = replace(
+                stream, id=_random_name(), created=now, busy=False, cancel=None, lock=threading.Lock()
+            )
+            self._database.fork(stream, fork)
+        return self._added(fork)
 
     def delete(self, name: str, owner: str) -> None:
         """Removes a stream for ever; uses the disk. Raises BusyStreamError while an operation runs."""
         with self.operation(name, owner) as operation:
-            self.remove(operation)
-
-    def begin(self, name: str, owner: str) -> Operation:
-        """See `start`."""
-        stream = self.find(name, owner)
-        with self.lock:
-            return self.start(stream)
+            operation.remove()
 
     @contextlib.contextmanager
     def operation(self, name: str, owner: str) -> Iterator[Operation]:
-        """`begin`, and its `end` when the block ends, however it ends."""
-        operation = self.begin(name, owner)
+        """An operation on a stream: until the block ends no other one uses the stream. Without a `commit` the
+        stream stays as it was. Raises NoStreamError, and BusyStreamError if another operation runs.
+        """
+        stream = self.find(name, owner)
+        with self._lock:
+            self._refuse_gone(stream)
+            if stream.busy:
+                raise BusyStreamError(
+                    f"another operation is using the stream {name}; wait for its answer and ask again."
+                )
+            stream.busy = True
+            stream.used = time.time()
         try:
-            yield operation
+            yield Operation(self, self._database, stream)
         finally:
-            operation.end()
+            with self._lock:
+                stream.busy = False
+                stream.cancel = None
 
     def close(self, *, within: float = 5.0) -> None:
         """Waits for operations to end, writes snapshots of streams that are ahead of theirs, both within some
         seconds, and gives the folder back. Uses the disk.
 
-        Operations that have not ended by then are lost. What has no snapshot in time is in journals: it is
+        Operations that have not ended by then are lost. What has no snapshot in time is in the journal: it is
         fed again when the stream is used.
         """
         end = time.monotonic() + within
         while time.monotonic() < end and self._is_used:
             time.sleep(0.01)
-        with self.lock:
-            self.closed = True
-        all_written = True
-        for stream in list(self.streams.values()):
-            # Another thread may be writing this stream: the folder is given back after that, or with the end
-            # of the process.
+        self._closed = True
+        for stream in list(self._streams.values()):
+            # Another thread may be writing this stream: the folder is given back with the end of the process.
             if not stream.lock.acquire(timeout=max(0.0, end - time.monotonic())):
-                all_written = False
-                continue
+                return
             try:
                 if time.monotonic() < end:
-                    self.write_ahead(stream)
+                    self._write_ahead(stream)
             finally:
                 stream.lock.release()
-        if all_written:
-            self._stack.close()
-
-    def held(self, owner: str) -> tuple[int, int]:
-        """How many streams an owner has here, those that are being made among them, and their bytes."""
-        count = self.count(owner)
-        return count, count * self.row_bytes
-
-    def open_snapshot(self, name: str, owner: str) -> BinaryIO:
-        """The snapshot of a stream as an open file; uses the disk. Raises JournalError if that needs the
-        model.
-        """
-        with self.operation(name, owner) as operation:
-            return operation.snapshot()
-
-    def unserved(self) -> UnservedStreams:
-        """The streams of this store, which was closed."""
-        return UnservedStreams(self.path, self.streams, self.damaged)
+        self._database.close()
+        self._stack.close()
 
     @property
     def _is_used(self) -> bool:
         """Whether an operation runs or a stream is being made."""
-        with self.lock:
-            return bool(self._making) or any(stream.busy for stream in self.streams.values())
-
-    def refuse_more(self, owner: str, *, making: str | None = None) -> None:
-        """Raises TooManyStreamsError if an owner has as many streams as it may have.
-
-        making: the name of one more that is being made from now on; raises BusyStreamError if there is one.
-        """
-        row = self.row_bytes
-        settings = self.settings
-        others, their_bytes = self._elsewhere(owner)
-        most = min(settings.streams, others + max(0, settings.owner_bytes - their_bytes) // max(row, 1))
-        with self.lock:
-            self.refuse_closed()
-            count = others + self.count(owner)
-            if count >= most:
-                raise TooManyStreamsError(
-                    f"you have {count:,} streams with {their_bytes + (count - others) * row:,} bytes, and "
-                    f"may have {most:,}; delete some of them, or save them as snapshots first."
-                )
-            if making is None:
-                return
-            if making in self._making or making in self.streams:
-                raise BusyStreamError(f"another request has just made the stream {making}; ask again.")
-            self._making[making] = owner
-
-    def count(self, owner: str) -> int:
-        """How many streams an owner has, also damaged ones and those that are being made."""
-        return super().count(owner) + sum(each == owner for each in list(self._making.values()))
+        with self._lock:
+            return self._making.total() > 0 or any(stream.busy for stream in self._streams.values())
 
     @contextlib.contextmanager
-    def _new(self, owner: str, name: str | None = None) -> Iterator[str]:
-        """The name of a stream that is made while the block runs, within the bounds of its owner."""
-        name = name or f"stream-{secrets.token_hex(12)}"
-        self.refuse_more(owner, making=name)
+    def _place(self, owner: str, num_bytes: int) -> Iterator[None]:
+        """Counts a stream that is made while the block runs; raises TooManyStreamsError."""
+        with self._lock:
+            self.refuse_more(owner, num_bytes)
+            self._making[owner] += 1
         try:
-            yield name
+            yield
         finally:
-            with self.lock:
-                del self._making[name]
+            with self._lock:
+                self._making[owner] -= 1
+
+    def _created(self, owner: str, state: StreamState, name: str | None = None) -> Stream:
+        """Adds a stream, for which there is a place."""
+        now = time.time()
+        adopted = str(state.memory.adopted[0])
+        stream = Stream(name or _random_name(), owner, now, now, state.memory.owner, adopted, state=state)
+        try:
+            self._database.insert(stream, state)
+        except sqlite3.IntegrityError:
+            raise BusyStreamError(f"another request has just made {stream.id}; ask again.") from None
+        return self._added(stream)
 
     def _added(self, stream: Stream) -> Stream:
-        with self.lock:
-            self.streams[stream.id] = stream
-            if stream.state is not None:
-                self.in_ram(stream.id, stream.state)
+        self._streams[stream.owner, stream.id] = stream
+        if stream.state is not None:
+            self.hold(stream, stream.state)
         self.make_room()
         return stream
 
+    def refuse_closed(self) -> None:
+        """Raises ClosedStoreError once the store is closed."""
+        if self._closed:
+            raise ClosedStoreError("the server has ended, and the stream stays as it was; ask again later.")
 
-class UnservedStreams(ByOwner):
-    """The streams of one artefact that is not served. All methods may be called from any thread.
+    def _refuse_gone(self, stream: Stream) -> None:
+        self.refuse_closed()
+        if self._streams.get((stream.owner, stream.id)) is not stream:
+            raise NoStreamError(stream.id)
 
-    A server keeps them, and no model of it can go on with them. They stay as they lie on the disk until a
-    server of their artefact takes them over again. Until then they are listed, count for their owner, are
-    given as snapshots, and are deleted if their owner asks for it.
-    """
+    def forget(self, stream: Stream) -> None:
+        """The stream is no more; the caller has its lock."""
+        with self._lock:
+            del self._streams[stream.owner, stream.id]
+            self.damaged.discard(stream.id)
+            self._leave(stream)
 
-    def __init__(self, path: Path, streams: dict[str, Stream], damaged: dict[str, str | None]) -> None:
-        """path: the folder of the artefact's streams. streams, damaged: those in it."""
-        self.path = path
-        self.streams = {
-            each.id: Stream(each.id, each.owner, each.created, each.used, each.files)  # without their states
-            for each in streams.values()
-        }
-        self.damaged = damaged
-        #: Whether a store has taken the folder over.
-        self.closed = False
-        #: Held while a stream is deleted, and while a store takes the folder over.
-        self.lock = threading.Lock()
+    def hold(self, stream: Stream, state: StreamState) -> None:
+        """Keeps the state in RAM as the one that was used last."""
+        with self._lock:
+            self._leave(stream)
+            stream.state = state
+            self._ram[stream] = state.num_bytes
+            self._ram_bytes += state.num_bytes
 
-    @staticmethod
-    def read(path: Path) -> UnservedStreams | None:
-        """The streams in a folder; None if another process is using them. Uses the disk."""
-        try:
-            with only_writer(path, doing="listing streams"):
-                return UnservedStreams(path, *stored(path))
-        except UserError:
-            return None
+    def _leave(self, stream: Stream) -> None:
+        self._ram_bytes -= self._ram.pop(stream, 0)
 
-    def held(self, owner: str) -> tuple[int, int]:
-        """How many streams an owner has here, also damaged ones, and the bytes of the others' snapshots."""
-        return self.count(owner), sum(stream.files.snapshot_bytes for stream in self.list(owner))
+    def make_room(self) -> None:
+        """Takes idle states out of RAM until the others fit, the one that was used longest ago first.
 
-    def open_snapshot(self, name: str, owner: str) -> BinaryIO:
-        """The snapshot of a stream as an open file; uses the disk. Raises NoStreamError, and JournalError
-        if it is not the whole stream.
+        It never fails: the caller has done what was asked, and must be able to report that.
         """
-        files = self.find(name, owner).files
-        if files.appended:
-            raise JournalError(name, files.num_appended)
-        try:
-            return files.open_snapshot()
-        except OSError as error:  # another process has removed it
-            raise NoStreamError(name) from error
+        while True:
+            with self._lock:
+                full = self._ram_bytes > self.settings.ram_bytes
+                stream = next((each for each in self._ram if not each.busy), None) if full else None
+                if stream is None:
+                    return
+                self._leave(stream)
+            with stream.lock:
+                if not self._closed:
+                    self._write_ahead(stream)
+                with self._lock:
+                    if stream not in self._ram:  # an operation may have brought it back meanwhile
+                        stream.state = None
 
-    def delete(self, name: str, owner: str) -> None:
-        """Removes a stream for ever; uses the disk. Raises BusyStreamError while another process uses the
-        folder, and ClosedStoreError once a store has taken it over.
+    def _write_ahead(self, stream: Stream) -> None:
+        """Writes a snapshot if a stream is ahead of it; the caller has its lock. A snapshot that cannot be
+        written is logged and loses nothing: the journal has what the old one lacks.
         """
-        with self.lock, contextlib.ExitStack() as stack:
-            if self.closed:
-                raise ClosedStoreError("the artefact of the stream was just opened; ask again.")
+        if stream.state is None or not stream.ahead:
+            return
+        try:
+            self._database.replace(stream, stream.state)
+        except Exception as error:
+            LOG.warning("the snapshot of %s was not written (%s); its journal is kept", stream.id, error)
+
+
+class Operation:
+    """One operation on a stream, from `StreamStore.operation`. One thread at a time may use it."""
+
+    def __init__(self, store: StreamStore, database: Database, stream: Stream) -> None:
+        self._store = store
+        self._database = database
+        self.stream = stream
+
+    def ready(self) -> StreamState | None:
+        """The stream as it is now, if it is in RAM; does not use the disk or wait for it."""
+        state = self.stream.state
+        if state is not None:  # from here on it stays, even if another thread was taking it out
+            self._store.hold(self.stream, state)
+        return state
+
+    def load(self, session: Session) -> tuple[StreamState, list[Appended]]:
+        """A state of the stream, and what has to be fed to it, each as one task, to get the stream as it is
+        now; uses the disk. Call `caught_up` then. Raises DamagedStreamError and UnreadableError.
+        """
+        stream = self.stream
+        with stream.lock:
+            if stream.state is not None:
+                return stream.state, []
             try:
-                stack.enter_context(only_writer(self.path, doing="deleting a stream"))
-            except UserError as error:
-                raise BusyStreamError(
-                    f"another process on the server's machine uses the stream {name}; ask again when it has "
-                    "ended."
-                ) from error
-            self.find(name, owner).files.delete()
-            del self.streams[name]
+                return self._database.load(stream, session, adopt=self._store.settings.adopt)
+            except DamagedStreamError:
+                self._store.damaged.add(stream.id)
+                raise
+
+    def caught_up(self, state: StreamState) -> None:
+        """The stream as it is now was computed from what `load` gave; uses the disk, to make room."""
+        with self.stream.lock:
+            assert state.position == self.stream.position
+            self._store.hold(self.stream, state)
+        self._store.make_room()
+
+    def commit(self, state: StreamState, *, appended: Appended | None = None) -> None:
+        """The stream is now in this state, and the disk has it when this returns; uses the disk.
+
+        appended: what the operation fed to the state before, as one task or step, if it did nothing else.
+        Raises UnwritableError for a full disk; the stream is then as it was before.
+        """
+        stream = self.stream
+        with stream.lock:
+            self._store.refuse_closed()
+            if appended is not None and self._journal_has_room(appended, state.memory.owner):
+                if len(appended):
+                    self._database.append(stream, appended)
+            else:
+                self._database.replace(stream, state)
+            assert stream.position == state.position, (stream.position, state.position)
+            # Under the lock: a thread that writes a snapshot now must not write an older state.
+            self._store.hold(stream, state)
+        self._store.make_room()
+
+    def snapshot(self) -> BinaryIO:
+        """The snapshot of the stream as an open file, which stays what it is; `load` and what follows it come
+        first if a model continues the stream. Uses the disk. Raises JournalError if there was none.
+        """
+        stream = self.stream
+        with stream.lock:
+            if stream.ahead:
+                if stream.state is None:
+                    raise JournalError(
+                        f"the last {stream.ahead:,} tokens of the stream {stream.id} are not in its snapshot "
+                        "yet, and this server has no model to bring them there; serve its model again, and "
+                        "ask for the snapshot then."
+                    )
+                self._store.refuse_closed()
+                self._database.replace(stream, stream.state)
+            return self._database.open_snapshot(stream)
+
+    def remove(self) -> None:
+        """Removes the stream for ever; uses the disk."""
+        with self.stream.lock:
+            self._store.refuse_closed()
+            self._database.delete(self.stream)
+            self._store.forget(self.stream)
+
+    def _journal_has_room(self, fed: Appended, computed_by: Owner) -> bool:
+        """Whether it can be added to the journal: what one model was fed gives the same state again."""
+        stream = self.stream
+        size = sum(array.nbytes for array in fed.arrays.values()) if isinstance(fed, StepInputs) else 0
+        fits = size == 0 or stream.journal_bytes + size <= JOURNAL_BYTES
+        return (
+            fits
+            and computed_by == stream.computed_by
+            and stream.ahead + len(fed) <= self._store.settings.replayed
+        )
 
 
-def stored(path: Path, *, flush: bool = False) -> tuple[dict[str, Stream], dict[str, str | None]]:
-    """The streams in the folder of an artefact, and the owners of those that are damaged, which are logged.
-    Uses the disk; the caller is the only writer there.
-    """
-    streams = {}
-    damaged = {}
-    for each in sorted(entry for entry in path.iterdir() if entry.is_dir() and entry.name[0] != "."):
-        try:
-            folder, facts = StreamFolder.open(each, flush=flush)
-            created = float(facts["created"])
-            used = max(created, folder.written_at)
-            streams[each.name] = Stream(each.name, str(facts["owner"]), created, used, folder)
-        except (OSError, UserError, KeyError, TypeError, ValueError) as error:
-            LOG.error("the stored stream in %s is damaged: %s", each, error or type(error).__name__)
-            damaged[each.name] = _owner(each)
-    return streams, damaged
-
-
-def _owner(path: Path) -> str | None:
-    """The owner of a damaged stream, if the facts in its folder have it."""
-    try:
-        return str(read_json(path / FACTS)["owner"])
-    except (OSError, UserError, KeyError, TypeError):
-        return None
+def _random_name() -> str:
+    return f"stream-{secrets.token_hex(12)}"

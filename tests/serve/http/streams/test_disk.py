@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtimes import Session, UserError
+from runtimes import Session
 from runtimes.contract.tensors import row_bytes
 from tests.serve.http.conftest import HTTP
 from tests.serve.http.streams.conftest import Keeping, created, owned
@@ -21,15 +21,15 @@ from tests.serve.http.test_clients import comes_true
 from tests.serve.http.test_status import ANNA, BERT, bearer
 from xl_export.serve.http.base.keys import keys_of
 from xl_export.serve.http.base.workers import INLINE_BYTES
-from xl_export.serve.streams import files
-from xl_export.serve.streams.index import StoreSettings
+from xl_export.serve.streams import database
+from xl_export.serve.streams.store import StoreSettings
 
 
 class Slow:
     """While it is in use, no snapshot is written. waiting: how many are to be written."""
 
     def __init__(self) -> None:
-        self.waiting, self._goes_on, self._write = 0, threading.Event(), files.write_snapshot
+        self.waiting, self._goes_on, self._write = 0, threading.Event(), database.write_snapshot
 
     def write(self, *given: Any, **options: Any) -> None:
         self.waiting += 1
@@ -44,7 +44,7 @@ class Slow:
 def slow_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
     slow = Slow()
     with monkeypatch.context() as patch:
-        patch.setattr(files, "write_snapshot", slow.write)
+        patch.setattr(database, "write_snapshot", slow.write)
         try:
             yield slow
         finally:
@@ -102,28 +102,26 @@ def test_an_unreadable_disk_is_not_reported_as_damage(
     with keeping(tmp_path) as server, monkeypatch.context() as broken:
 
         def fails(*_: object, **__: object) -> None:
-            try:
-                raise OSError(errno.EIO, "Input/output error")
-            except OSError as error:
-                raise UserError(f"{tmp_path} could not be read") from error
+            raise OSError(errno.EIO, "Input/output error", str(tmp_path))
 
-        broken.setattr(files, "read_snapshot", fails)
+        broken.setattr(database, "read_snapshot", fails)
         answer = HTTP.post(f"{server.at}/v1/streams/{name}/append", json={"tokens": [1]}, timeout=60)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "stream_unreadable")
         assert str(tmp_path) not in answer.text
 
 
-def test_a_damaged_stream_is_reported_to_owner_log_and_metrics(keeping: Keeping, tmp_path: Path) -> None:
-    keys = [f"anna {ANNA}", f"bert {BERT}"]
-    options: dict[str, Any] = {"keys": keys_of(keys, "keys")}
+def test_a_damaged_stream_is_reported_to_owner_log_and_metrics(
+    keeping: Keeping, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "INLINE_BYTES", 0)
+    options: dict[str, Any] = {"keys": keys_of([f"anna {ANNA}", f"bert {BERT}"], "keys")}
     with keeping(tmp_path, **options) as server:
         name = owned(server, ANNA).name
-    (snapshot,) = tmp_path.rglob(f"{name}/*.stream")
+    (snapshot,) = tmp_path.glob("snapshots/*")
     snapshot.unlink()
-    bounds = StoreSettings(streams=1)
-    with keeping(tmp_path, store=bounds, **options) as server:
+    with keeping(tmp_path, store=StoreSettings(streams=1), **options) as server:
         path = f"/v1/streams/{name}"
-        for method, at in (("GET", ""), ("DELETE", ""), ("POST", "/append"), ("GET", "/snapshot")):
+        for method, at in (("POST", "/append"), ("GET", "/snapshot")):
             body = {"tokens": [1]} if method == "POST" else None
             asked = {"url": server.at + path + at, "json": body, "timeout": 60}
             answer = HTTP.request(method, headers=bearer(ANNA), **asked)
@@ -132,9 +130,10 @@ def test_a_damaged_stream_is_reported_to_owner_log_and_metrics(keeping: Keeping,
             assert str(tmp_path) not in answer.text
             assert HTTP.request(method, headers=bearer(BERT), **asked).status_code == 404
         assert server.post("/v1/streams", {}, headers=bearer(ANNA)).status_code == 403, "it still counts"
-        metrics = server.get("/metrics", headers=bearer(ANNA)).text
-        assert 'xl_export_streams_damaged{model_name="tiny"} 1.0' in metrics
+        assert "xl_export_streams_damaged 1.0" in server.get("/metrics", headers=bearer(ANNA)).text
         lines = [line for line in server.log.getvalue().splitlines() if "is damaged" in line]
         assert lines
         assert all(name in line and '"level":"error"' in line for line in lines)
-    assert snapshot.parent.is_dir()
+        assert HTTP.delete(server.at + path, headers=bearer(ANNA)).is_success
+        assert "xl_export_streams_damaged 0.0" in server.get("/metrics", headers=bearer(ANNA)).text
+        owned(server, ANNA)

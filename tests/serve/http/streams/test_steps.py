@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +23,7 @@ from tests.steps import observed
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.streams.documents import SAFETENSORS, CreateResult, StepResult
 from xl_export.serve.http.streams.work import StreamWork
-from xl_export.serve.streams import files
+from xl_export.serve.streams import store
 
 FILE = {"content-type": SAFETENSORS}
 
@@ -120,7 +121,7 @@ def test_streams_of_steps_continue_after_a_kill(
     policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The steps are fed again from a journal, whose beginning became a snapshot."""
-    monkeypatch.setattr(files, "JOURNAL_BYTES", 1 << 12)
+    monkeypatch.setattr(store, "JOURNAL_BYTES", 1 << 12)
     inputs = lists(observed(1, 4, 0))
     with running(sources(("policy", policy)), state=tmp_path / "state") as server:
         stream = created(server)
@@ -129,9 +130,10 @@ def test_streams_of_steps_continue_after_a_kill(
         fork = stream.fork()
         copy = shutil.copytree(tmp_path / "state", tmp_path / "killed")
         expected = stream.post("step", {"inputs": inputs})["outputs"]
-    journals = list(copy.rglob("*.journal"))
+    with sqlite3.connect(copy / "streams.sqlite") as rows:
+        journals = rows.execute("SELECT SUM(LENGTH(fed)) FROM journal GROUP BY stream").fetchall()
     assert journals
-    assert all(file.stat().st_size <= 2 * files.JOURNAL_BYTES for file in journals)
+    assert all(size <= 2 * store.JOURNAL_BYTES for (size,) in journals)
     with running(sources(("policy", policy)), state=copy) as server:
         for each in (stream, fork):
             assert each.on(server).post("step", {"inputs": inputs})["outputs"] == expected

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
+import sqlite3
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from runtimes import Session
 from tests.serve.http.conftest import HTTP, Running
 from tests.serve.http.streams.conftest import LIMITS, Keeping, Stream, created, restored, straight
 from tests.serve.http.test_clients import comes_true
-from xl_export.serve.streams.index import StoreSettings
+from xl_export.serve.streams.store import StoreSettings
 
 
 def test_likeliest_tokens_are_given_with_surprisals(kept: Running, tokens: np.ndarray) -> None:
@@ -70,9 +70,8 @@ def test_a_restart_keeps_when_a_stream_was_used(keeping: Keeping, tokens: np.nda
     with keeping(tmp_path) as server:
         stream, other = created(server, tokens[:5]), created(server, tokens[:5])
         stream.append(tokens[5:7])
-    (folder,) = tmp_path.rglob(stream.name)
-    for file in folder.iterdir():
-        os.utime(file, (2e9, 2e9))
+    with sqlite3.connect(tmp_path / "streams.sqlite") as rows:
+        rows.execute("UPDATE stream SET used = 2e9 WHERE id = ?", (stream.name,))
     with keeping(tmp_path) as server:
         facts = {each["id"]: each for each in server.get("/v1/streams").json()["data"]}
     assert facts[stream.name]["used"] == 2_000_000_000
@@ -94,7 +93,7 @@ def streamed(stream: Stream, fields: dict[str, Any]) -> tuple[list[dict[str, Any
 def test_the_next_tokens_do_not_depend_on_moves(
     keeping: Keeping, tokens: np.ndarray, tmp_path: Path, count: int
 ) -> None:
-    """Bit for bit: through a fork, the disk, a restart, and a snapshot on another server with this key."""
+    """Bit for bit: through a fork, the disk, a restart, and a snapshot on another server."""
     fields = {"temperature": 1.0, "seed": 7, "ignore_eos": True}
     other = tmp_path / "other"
     with keeping(tmp_path / "one") as server:
@@ -105,10 +104,6 @@ def test_the_next_tokens_do_not_depend_on_moves(
         forks[2].append(tokens[:1])
         forks[2].post("rewind", {"tokens": 1})
         snapshot = forks[0].snapshot()
-        other.mkdir()
-        key = tmp_path / "one" / "snapshot.key"
-        (other / key.name).touch(mode=0o600)
-        (other / key.name).write_bytes(key.read_bytes())
     settings = StoreSettings(ram_bytes=0)  # every operation reads the disk
     with keeping(tmp_path / "one") as server, keeping(other, store=settings, rows=2) as moved:
         there = Stream(moved, restored(moved, snapshot).json()["id"])
@@ -122,9 +117,7 @@ def test_the_next_tokens_do_not_depend_on_moves(
         assert np.abs(np.array(rewound["bits"]) - expected["bits"][:50]).max() <= 1e-3
 
 
-def test_snapshots_that_are_not_ours_are_refused(
-    keeping: Keeping, kept: Running, tokens: np.ndarray, tmp_path: Path
-) -> None:
+def test_snapshots_that_are_damaged_or_too_large_are_refused(kept: Running, tokens: np.ndarray) -> None:
     snapshot = created(kept, tokens[:20]).snapshot()
     before = len(kept.get("/v1/streams").json()["data"])
     altered = bytearray(snapshot)
@@ -134,12 +127,6 @@ def test_snapshots_that_are_not_ours_are_refused(
         assert answer.status_code == 400
         message = answer.json()["error"]["message"]
         assert "/" not in message, "no path of the server is told"
-        assert ("does not begin as a snapshot" in message) == (not content.startswith(snapshot[:40])), message
-    with keeping(tmp_path) as stranger:
-        answer = restored(stranger, snapshot)
-        assert answer.status_code == 400
-        assert "no server with this key signed it" in answer.json()["error"]["message"]
-        assert sorted(path.suffix for path in tmp_path.rglob("*") if path.is_file()) == ["", ".key"]
 
     sent = [0]
 
@@ -257,7 +244,7 @@ def test_streams_without_a_state_folder_end_with_the_server(
         assert [each["position"] for each in server.get("/v1/streams").json()["data"]] == [35, 35]
         assert server.post("/v1/streams", {}).json()["error"]["code"] == "too_many_streams"
         assert server.get("/v1/server").json()["streams_survive"] is False
-        assert any(tmp_path.rglob("*.stream"))
+        assert any(tmp_path.rglob("streams.sqlite"))
     assert list(tmp_path.iterdir()) == []
     with keeping(None) as server:
         assert server.get("/v1/streams").json()["data"] == []
@@ -291,24 +278,26 @@ def test_a_step_that_fails_is_an_error_of_the_server(
 def test_metrics_of_streams(keeping: Keeping, tokens: np.ndarray, tmp_path: Path) -> None:
     def metrics(server: Running) -> dict[str, int]:
         lines = server.get("/metrics").text.splitlines()
-        found = (line.removeprefix("xl_export_").split("{")[0] for line in lines)
+        found = (line.removeprefix("xl_export_").split("{")[0].split()[0] for line in lines)
         values = dict(zip(found, (line.split()[-1] for line in lines), strict=True))
         return {name: int(float(value)) for name, value in values.items() if name.startswith("stream")}
 
-    def on_disk(kind: str) -> int:
-        return sum(path.stat().st_size for path in tmp_path.rglob(f"*.{kind}"))
-
     def check(server: Running, streams: int) -> None:
+        """The sums are those of the rows, a snapshot once for each fork."""
         told = metrics(server)
         assert told["streams"] == streams
-        assert told["stream_snapshot_bytes"] == on_disk("stream")
-        assert told["stream_journal_bytes"] == on_disk("journal")
+        with sqlite3.connect(tmp_path / "streams.sqlite") as rows:
+            for name, sizes in (
+                ("snapshot", "SELECT SUM(bytes) FROM stream JOIN snapshot ON snapshot = snapshot.id"),
+                ("journal", "SELECT COALESCE(SUM(LENGTH(fed)), 0) FROM journal"),
+            ):
+                assert (told[f"stream_{name}_bytes"],) == rows.execute(sizes).fetchone()
 
     with keeping(tmp_path) as server:
         stream, other = created(server, tokens[:5]), created(server)
         stream.append(tokens[:3])
         stream.fork()
-        assert on_disk("journal") > 0
+        assert metrics(server)["stream_journal_bytes"] > 0
         check(server, 3)
         stream.continue_(2)  # a new snapshot, and no journal any more
         assert HTTP.delete(server.at + other.path).is_success

@@ -1,23 +1,22 @@
-"""The stores of several artefacts and versions: each is opened once, and nothing of it is lost or hidden."""
+"""Streams of several artefacts and versions in one store: nothing is lost or hidden."""
 
 from __future__ import annotations
 
 import shutil
-import threading
+import sqlite3
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from runtimes import Session
+from runtimes.base.tensors_file import read_metadata
 from tests.serve.http.conftest import HTTP, Running, running, sources
 from tests.serve.http.streams.conftest import Stream, created, restored
 from xl_export.artefact.export import export
-from xl_export.serve.http.base.server import Stores
-from xl_export.serve.streams.index import StoreSettings
-from xl_export.serve.streams.store import StreamStore
+from xl_export.serve.streams.store import StoreSettings
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +41,7 @@ def refused(server: Running, stream: Stream, identity: str) -> None:
         assert answer.status_code == 409, answer.text
         error = answer.json()["error"]
         assert error["code"] == "other_artefact"
-        assert f"belongs to the artefact {identity}, which this server does not serve" in error["message"]
+        assert f"belongs to the artefact {identity[:32]}, and this server has no model" in error["message"]
     facts = server.get(stream.path).json()
     assert (facts["usable"], facts["model"], facts["artefact"]) == (False, None, identity)
 
@@ -56,7 +55,7 @@ def test_streams_of_another_version_are_kept_and_counted(
         stream, second = created(server, tokens[:20]), created(server, tokens[:20])
         stream.append(tokens[20:25])
         expected = stream.fork().append(tokens[25:30])["bits"]
-        identity = server.server.model(None).session.identity[:32]
+        identity = server.server.model(None).session.identity
     with running(other, state=tmp_path, stream_limits=bounds) as server:
         assert list(listed(server).values()) == [False] * 3
         refused(server, stream, identity)
@@ -71,7 +70,7 @@ def test_streams_of_another_version_are_kept_and_counted(
         assert (
             Stream(server, restored(server, snapshot).json()["id"]).append(tokens[25:30])["bits"] == expected
         )
-        refused(server, fresh, server.get("/v1/streams").json()["data"][-1]["artefact"])
+        refused(server, fresh, server.get(fresh.path).json()["artefact"])
         assert listed(server)[stream.name]
 
 
@@ -81,11 +80,10 @@ def test_a_snapshot_that_needs_its_model_is_refused(
     with running(sources(("tiny", artefacts["ring"])), state=tmp_path) as server:
         stream = created(server, tokens[:20])
         stream.append(tokens[20:25])
-        shutil.copytree(tmp_path / "streams", tmp_path / "killed")  # as a kill would leave it
-    shutil.rmtree(tmp_path / "streams")
-    (tmp_path / "killed").rename(tmp_path / "streams")
-    for writer in tmp_path.rglob(".writer"):
-        writer.unlink()
+        for file in tmp_path.glob("streams.sqlite*"):  # as a kill would leave it
+            shutil.copy(file, tmp_path / f"killed-{file.name}")
+    for file in tmp_path.glob("killed-*"):
+        file.rename(tmp_path / file.name.removeprefix("killed-"))
     with running(sources(("tiny", other_version)), state=tmp_path) as server:
         assert server.get(stream.path).json()["position"] == 25
         answer = server.get(f"{stream.path}/snapshot")
@@ -95,30 +93,45 @@ def test_a_snapshot_that_needs_its_model_is_refused(
         assert server.get(stream.path).status_code == 404
 
 
-def test_models_of_an_artefact_share_a_store(
-    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_other_exports_continue_a_stream_and_other_weights_only_adopt_it(
+    artefacts: dict[str, Path],
+    run: Path,
+    make_run: Callable[..., Path],
+    tokens: np.ndarray,
+    tmp_path: Path,
 ) -> None:
-    def store_of(identity: str) -> StreamStore:
-        return stores.acquire(SimpleNamespace(identity=identity * 64, state=session.state))  # type: ignore[arg-type]
-
-    stores = Stores(tmp_path, StoreSettings())
-    first, second, other = store_of("a"), store_of("a"), store_of("b")
-    assert first is second
-    assert first is not other
-    together, close = threading.Barrier(2, timeout=20), StreamStore.close
-    closed: list[StreamStore] = []
-
-    def slowly(store: StreamStore, *, within: float) -> None:
-        together.wait()  # one after the other, they would wait for ever
-        close(store, within=within)
-        closed.append(store)
-
-    monkeypatch.setattr(StreamStore, "close", slowly)
-    stores.release("a" * 64)
-    threads = [threading.Thread(target=stores.release, args=(each * 64,)) for each in "ab"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert {id(store) for store in closed} == {id(first), id(other)}
-    assert store_of("a") is not first, "the folder was given back"
+    state = tmp_path / "state"
+    small = export(run, tmp_path / "small", memory="ring", memory_precision="int8")
+    tuned = export(make_run(seed=5), tmp_path / "tuned", memory="ring")
+    with running(sources(("tiny", artefacts["ring"])), state=state) as server:
+        stream = created(server, tokens[:40])
+        stream.append(tokens[40:45])
+        expected = stream.fork().append(tokens[45:60])["bits"]
+        first = server.server.models["tiny"].session.memory_identity.weights
+    both = sources(("tuned", tuned), ("small", small))
+    with running(both, state=state) as server:
+        assert server.get(stream.path).json()["model"] == "small"
+        bits = stream.on(server).append(tokens[45:60])["bits"]
+        assert 0 < np.abs(np.array(bits) - expected).max() < 0.5, "of another precision"
+        snapshot = stream.on(server).snapshot()
+        identity = server.server.models["small"].session.identity
+    only = sources(("tuned", tuned))
+    with running(only, state=state) as server:
+        refused(server, stream, identity)
+        answer = restored(server, snapshot)
+        assert answer.status_code == 400
+        assert "--adopt-streams" in answer.json()["error"]["message"]
+    with running(only, state=state, stream_limits=StoreSettings(adopt=True)) as server:
+        assert server.get(stream.path).json()["model"] == "tuned"
+        assert stream.on(server).append(tokens[60:65])["stream"]["position"] == 65
+        moved = Stream(server, restored(server, snapshot).json()["id"])
+        assert moved.append(tokens[60:65])["stream"]["position"] == 65
+        logged = f"the stream {stream.name}, of weights {first[:12]}, continues with others"
+        assert logged in server.log.getvalue()
+        (tmp_path / "kept").write_bytes(stream.on(server).snapshot())
+        assert read_metadata(tmp_path / "kept")["adopted"] == first
+    with sqlite3.connect(state / "streams.sqlite") as rows:
+        found = dict(rows.execute("SELECT id, adopted FROM stream"))
+    assert (found[stream.name], found[moved.name]) == (first, first)
+    with running(both, state=state) as server:
+        assert server.get(stream.path).json()["model"] == "tuned", "the model that continued it"

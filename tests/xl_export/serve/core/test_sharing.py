@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from runtimes.contract.session import Session
-from tests.xl_export.serve.core.driver import Driver, said
+from tests.xl_export.serve.core.driver import Driver
 from xl_export.serve.core.cache import PrefixCache
 from xl_export.serve.core.task import PromptFed, SamplingParams, Task
 

@@ -12,15 +12,13 @@ from runtimes.base.errors import UserError
 from runtimes.contract.spec import NoLanguageModelError
 from xl_export.serve.core.admission import Busy, StoppedError
 from xl_export.serve.core.task import Ended
-from xl_export.serve.streams.files import UnwritableError
-from xl_export.serve.streams.index import (
+from xl_export.serve.streams.database import DamagedStreamError, UnreadableError, UnwritableError
+from xl_export.serve.streams.store import (
     BusyStreamError,
     ClosedStoreError,
-    DamagedStreamError,
     JournalError,
     NoStreamError,
     TooManyStreamsError,
-    UnreadableError,
 )
 
 TYPES = {

@@ -1,4 +1,4 @@
-"""The server as an object: its models, the stores of their streams, limits, keys, metrics and log."""
+"""The server as an object: its models, the store of their streams, limits, keys, metrics and log."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TextIO
@@ -34,12 +34,11 @@ from xl_export.serve.http.base.keys import Keys
 from xl_export.serve.http.base.limits import Bound, Limits
 from xl_export.serve.http.base.mailbox import Mailbox, Mailboxes, RequestMetrics
 from xl_export.serve.http.base.token_log import TokenTexts
-from xl_export.serve.streams.index import StoreSettings
-from xl_export.serve.streams.snapshot import server_key
-from xl_export.serve.streams.store import IDENTITY, StreamStore, UnservedStreams
+from xl_export.serve.streams.database import Stream
+from xl_export.serve.streams.store import StoreSettings, StreamStore
 
 ON_SIGNAL = 3.0  # seconds that the engines have to end their tasks when the server stops
-CLOSING = 2.0  # seconds that a store has after its engine; a server ends within five
+CLOSING = 2.0  # seconds that the store has after the engines; a server ends within five
 SHORT = 1e-3  # seconds of a step; see `has_short_steps`
 TIMED = 20  # steps
 # Bytes of an artefact. A step reads all weights, and one thread reads 32 MB in about a millisecond; so the
@@ -57,14 +56,10 @@ class Model:
     threads: int | None
     engine: Engine
     mailboxes: Mailboxes
-    #: The stores of all artefacts.
-    stores: Stores
-    #: The streams of its artefact.
+    #: The streams of all models.
     store: StreamStore
     requests: RequestMetrics = field(default_factory=RequestMetrics)
     created: int = field(default_factory=lambda: int(time.time()))
-    stopped: bool = False
-    _stopping: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @cached_property
     def texts(self) -> TokenTexts:
@@ -74,22 +69,10 @@ class Model:
     def metrics(self) -> Iterator[tuple[str, str, float]]:
         """Name, meaning and value of each figure, for `/metrics`."""
         yield from self.engine.metrics()
-        damaged = len(self.store.damaged)
-        yield "streams_damaged", "Streams whose files are damaged, as found at the start.", damaged
-        yield from self.store.metrics()
 
     def mailbox(self) -> Mailbox:
         """A mailbox for tasks of this model; use it in a `with` block."""
         return self.mailboxes.open(self.engine, self.requests)
-
-    def stop(self, within: float) -> None:
-        """Ends all tasks and the engine, once, and gives back its store. It blocks; use a thread."""
-        with self._stopping:
-            if self.stopped:
-                return
-            self.stopped = True
-            self.engine.stop(within=within)
-            self.stores.release(self.session.identity)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,24 +92,18 @@ class Source:
     #: What computes; None is the CPU, and for an engine its own GPU.
     device: Device | str | None = None
 
-    def open(self, stores: Stores) -> Model:
+    def open(self, store: StreamStore) -> Model:
         """The model with a running engine. It blocks; call it on a thread."""
         mailboxes = Mailboxes()
         session, threads = self.open_session()
         engine = self.make_engine(session, mailboxes.deliver)
         engine.start()
-        try:
-            store = stores.acquire(session)
-        except BaseException:
-            engine.stop(within=0)
-            raise
         model = Model(
             name=self.name,
             session=session,
             threads=threads,
             engine=engine,
             mailboxes=mailboxes,
-            stores=stores,
             store=store,
         )
         model.requests.queued = engine.scheduler.queued
@@ -187,76 +164,6 @@ def has_short_steps(session: Session) -> bool:
     return min(seconds) < SHORT
 
 
-@dataclass
-class _Kept:
-    """The streams of one artefact."""
-
-    #: An open store, or the files on disk while no model uses it; None before there is either.
-    holds: StreamStore | UnservedStreams | None = None
-    #: How many models use the store.
-    users: int = 0
-    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
-
-
-class Stores:
-    """Opens the store of each artefact once, and closes it with the last model that uses it."""
-
-    def __init__(self, folder: Path, settings: StoreSettings) -> None:
-        """folder: for everything that outlives the server; it is made if there is none. Uses the disk."""
-        self._folder = folder / "streams"
-        self._settings = settings
-        self._key = server_key(folder)
-        self._lock = threading.Lock()
-        self._kept: dict[str, _Kept] = {}
-        if self._folder.is_dir():
-            for path in self._folder.iterdir():
-                if path.is_dir():
-                    self._of(path.name).holds = UnservedStreams.read(path)
-
-    def acquire(self, session: Session) -> StreamStore:
-        """The store of the session's artefact, for one model until `release`; uses the disk."""
-        kept = self._of(session.identity)
-        with kept.lock:
-            if not isinstance(kept.holds, StreamStore):
-                kept.holds = self._open(session, kept.holds)
-            kept.users += 1
-            return kept.holds
-
-    def release(self, identity: str) -> None:
-        """Ends one model's use of a store; the last one closes it. Several may close at the same time."""
-        kept = self._of(identity)
-        with kept.lock:
-            kept.users -= 1
-            if not kept.users and isinstance(kept.holds, StreamStore):
-                kept.holds.close(within=CLOSING)
-                kept.holds = kept.holds.unserved()
-
-    def others(self, served: Container[StreamStore]) -> list[StreamStore | UnservedStreams]:
-        """The stores other than these: of artefacts that are not served."""
-        with self._lock:
-            found = [kept.holds for kept in self._kept.values()]
-        return [each for each in found if each is not None and each not in served]
-
-    def _open(self, session: Session, unserved: UnservedStreams | None) -> StreamStore:
-        identity = session.identity[:IDENTITY]
-
-        def elsewhere(owner: str) -> tuple[int, int]:
-            held = [each.held(owner) for each in self.others(()) if each.identity != identity]
-            return sum(count for count, _ in held), sum(num_bytes for _, num_bytes in held)
-
-        with unserved.lock if unserved is not None else contextlib.nullcontext():
-            store = StreamStore(
-                self._folder, session, key=self._key, settings=self._settings, elsewhere=elsewhere
-            )
-            if unserved is not None:
-                unserved.closed = True
-        return store
-
-    def _of(self, identity: str) -> _Kept:
-        with self._lock:
-            return self._kept.setdefault(identity[:IDENTITY], _Kept())
-
-
 class Log:
     """Writes events as lines of JSON; to nowhere if `stream` is None."""
 
@@ -310,8 +217,8 @@ class Server:
         self.log = log or Log(None)
         #: By name; the first is the one that a request without a name gets.
         self.models: dict[str, Model] = {}
-        #: Where the streams of all artefacts are; there once the server has started.
-        self.stores: Stores
+        #: The streams of all models; there once the server has started.
+        self.store: StreamStore
         #: The names under which a server without keys is reached; None for any.
         self.hosts: frozenset[str] | None = None
         self.requests = Bound(self.limits.requests)
@@ -333,9 +240,13 @@ class Server:
                     "with --state."
                 ) from error
             folder = Path(self._temporary.name)
-        self.stores = await asyncio.to_thread(Stores, folder, self._stream_limits)
-        for name in self.sources:
-            self.models[name] = await asyncio.to_thread(self.sources[name].open, self.stores)
+        self.store = await asyncio.to_thread(StreamStore, folder, self._stream_limits)
+        try:
+            for name in self.sources:
+                self.models[name] = await asyncio.to_thread(self.sources[name].open, self.store)
+        except BaseException:
+            await self.stop(within=0)
+            raise
 
     def model(self, name: str | None) -> Model:
         """The model of that name, or the first; raises RefusedError for a name that is not served."""
@@ -352,9 +263,23 @@ class Server:
             )
         return self.models[name]
 
-    def unserved_streams(self) -> list[StreamStore | UnservedStreams]:
-        """Where the streams are that no model of this server can continue."""
-        return self.stores.others([model.store for model in self.models.values()])
+    def continuing(self, stream: Stream) -> Model | None:
+        """The model that continues a stream: the model of its own artefact, or else the first one with memory
+        of the same layout that was computed by the same weights; None if there is none.
+
+        If the server adopts streams, a model with other weights continues those that no other model can.
+        """
+        own = stream.computed_by
+        fits = [
+            each for each in self.models.values() if each.session.memory_identity.layout == own.memory.layout
+        ]
+        for model in fits:
+            if model.session.identity == own.artefact:
+                return model
+        for model in fits:
+            if model.session.memory_identity == own.memory:
+                return model
+        return fits[0] if fits and self._stream_limits.adopt else None
 
     def refuse_when_full(self) -> None:
         """Raises RefusedError if no model could accept a task, before anything of a request is read."""
@@ -372,7 +297,9 @@ class Server:
         """Ends every task with its state and stops the engines. New requests are refused from now on."""
         self.stopping = True
         try:
-            await asyncio.gather(*(asyncio.to_thread(model.stop, within) for model in self.models.values()))
+            engines = [model.engine for model in self.models.values()]
+            await asyncio.gather(*(asyncio.to_thread(partial(each.stop, within=within)) for each in engines))
+            await asyncio.to_thread(partial(self.store.close, within=CLOSING))
         finally:
             if self._temporary is not None:
                 await asyncio.to_thread(self._temporary.cleanup)

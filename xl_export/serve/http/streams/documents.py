@@ -24,10 +24,11 @@ from xl_export.serve.http.base.limits import (
     refuse_long_answer,
     refuse_outside,
 )
+from xl_export.serve.http.base.server import Model
 from xl_export.serve.http.base.token_log import TokenLog, TokenTexts
 from xl_export.serve.http.base.workers import off_loop, size_of_tokens
 from xl_export.serve.http.openai.plan import DEFAULT_TOKENS, MOST_LIKELIEST, SamplingFields
-from xl_export.serve.streams.index import Stream
+from xl_export.serve.streams.database import Stream
 
 LONGEST_NUMBER = 18  # digits
 SAFETENSORS = "application/safetensors"  # the content type of a file of arrays
@@ -277,16 +278,14 @@ class ContinueChunk(_Tokens, kw_only=True):
     text: Annotated[str, doc("What is new of the text.")]
 
 
-def stream_document(
-    stream: Stream, model: str | None = None, *, artefact: str | None = None
-) -> StreamDocument:
-    """A stream as it is now, of a model, or of an artefact that is not served."""
+def stream_document(stream: Stream, model: Model | None) -> StreamDocument:
+    """A stream as it is now. model: which continues it."""
     return StreamDocument(
         id=stream.id,
         object="stream",
-        model=model,
-        usable=artefact is None,
-        artefact=UNSET if artefact is None else artefact,
+        model=None if model is None else model.name,
+        usable=model is not None,
+        artefact=UNSET if model is not None else stream.computed_by.artefact,
         position=stream.position,
         created=int(stream.created),
         used=int(stream.used),

@@ -41,9 +41,8 @@ from xl_export.serve.http.streams.documents import (
     step_body,
     stream_document,
 )
-from xl_export.serve.http.streams.work import StreamWork, encoded, found, holder
+from xl_export.serve.http.streams.work import StreamWork, encoded, found
 from xl_export.serve.streams.snapshot import most_snapshot_bytes
-from xl_export.serve.streams.store import StreamStore
 
 BLOCK = 1 << 20  # bytes of a snapshot that are read or written at once
 ONE = "/v1/streams/{id}"
@@ -124,7 +123,7 @@ async def cancel(exchange: Exchange) -> Response:
     and the stream stays as it was.
     """
     name = exchange.path_params["id"]
-    end = found(exchange.server, name, exchange.owner).store.cancels.get(name)
+    end = exchange.server.store.find(name, exchange.owner).cancel
     if end is not None:
         end()
     return json(CancelledStream(id=name, object="stream.cancel", cancelled=end is not None))
@@ -160,18 +159,12 @@ async def list_all(exchange: Exchange) -> Response:
     server = exchange.server
     owner = exchange.owner
     wanted = exchange.query_params.get("model")
-    stores: dict[StreamStore, str] = {}  # models of one artefact share one
-    for model in [server.model(wanted)] if wanted else server.models.values():
-        stores.setdefault(model.store, model.name)
-    others = [] if wanted else server.unserved_streams()
+    model = server.model(wanted) if wanted else None
 
     def listed() -> bytes:
-        found = []
-        for store, name in stores.items():
-            found += [stream_document(stream, name) for stream in store.list(owner)]
-        for holds in others:
-            found += [stream_document(stream, artefact=holds.identity) for stream in holds.list(owner)]
-        return to_json(StreamList(object="list", data=found))
+        found = [(stream, server.continuing(stream)) for stream in server.store.list(owner)]
+        documents = [stream_document(stream, by) for stream, by in found if model is None or by is model]
+        return to_json(StreamList(object="list", data=documents))
 
     return of_json(await off_loop(INLINE_BYTES, listed))  # there may be ten thousand
 
@@ -179,41 +172,37 @@ async def list_all(exchange: Exchange) -> Response:
 @ENDPOINTS.add("GET", ONE, answer=StreamDocument, refused=(404, 410, 503))
 async def facts(exchange: Exchange) -> Response:
     """A stream as it is now."""
-    name = exchange.path_params["id"]
-    owner = exchange.owner
-    holds, model = holder(exchange.server, name, owner)
-    stream = holds.find(name, owner)
-    if model is None:
-        return json(stream_document(stream, artefact=holds.identity))
-    return json(stream_document(stream, model.name))
+    stream = exchange.server.store.find(exchange.path_params["id"], exchange.owner)
+    return json(stream_document(stream, exchange.server.continuing(stream)))
 
 
 @ENDPOINTS.add("DELETE", ONE, answer=DeletedStream, refused=WRITES)
 async def delete(exchange: Exchange) -> Response:
     """Deletes a stream."""
     name = exchange.path_params["id"]
-    owner = exchange.owner
-    holds, _ = holder(exchange.server, name, owner)
-    await asyncio.to_thread(holds.delete, name, owner)
+    await asyncio.to_thread(exchange.server.store.delete, name, exchange.owner)
     return json(deleted_document(name))
 
 
 @ENDPOINTS.add("GET", f"{ONE}/snapshot", content="application/octet-stream", refused=WRITES)
 async def snapshot(exchange: Exchange) -> None:
-    """The stream as a signed file."""
+    """The stream as a file."""
     name = exchange.path_params["id"]
-    owner = exchange.owner
-    holds, model = holder(exchange.server, name, owner)
+    store = exchange.server.store
+    model = exchange.server.continuing(store.find(name, exchange.owner))
     file: BinaryIO
     if model is None:
-        file = await asyncio.to_thread(holds.open_snapshot, name, owner)
+        with store.operation(name, exchange.owner) as operation:
+            file = await asyncio.to_thread(operation.snapshot)
     else:
         work = _work(exchange, model)
         file = await work.lasting(work.snapshot(name))
     with file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
         headers = {
             "content-type": "application/octet-stream",
-            "content-length": str(os.fstat(file.fileno()).st_size),
+            "content-length": str(size),
             "content-disposition": f'attachment; filename="{name}.stream"',
             "cache-control": "no-store",
         }
@@ -244,14 +233,14 @@ async def _restore(exchange: Exchange) -> Response:
     owner = exchange.owner
     with contextlib.ExitStack() as stack:
         try:
-            upload = stack.enter_context(model.store.receiving(owner))
+            path = stack.enter_context(model.store.receiving(owner, model.session))
         except UserError as error:  # the body is not read, so the connection ends
             refusal = refusal_of(error)
             refusal.closes = True
             raise refusal from error
-        await _receive(exchange, upload.path, most_snapshot_bytes(model.session))
-        stream = await asyncio.to_thread(model.store.restore, upload, owner)
-    return json(stream_document(stream, model.name), 201)
+        await _receive(exchange, path, most_snapshot_bytes(model.session))
+        stream = await asyncio.to_thread(model.store.restore, path, owner, model.session)
+    return json(stream_document(stream, model), 201)
 
 
 def _work(exchange: Exchange, model: Model) -> StreamWork:
@@ -275,7 +264,7 @@ async def _done(
 async def _receive(exchange: Exchange, path: Path, most: int) -> None:
     """Writes the body to a file; raises RefusedError for more than `most` bytes as soon as that is known."""
     seconds = exchange.server.limits.body_seconds * (1 + (most >> 26))
-    larger = partial(too_large, fix="send a snapshot that a server of this artefact wrote")
+    larger = partial(too_large, fix="send a snapshot of a stream of this model")
     try:
         with open(path, "xb") as file:
             async for part in exchange.parts(most, seconds, larger):

@@ -40,9 +40,8 @@ from xl_export.serve.http.streams.documents import (
     stream_document,
     tokens_of,
 )
-from xl_export.serve.streams.files import StepInputs
-from xl_export.serve.streams.index import NoStreamError, Operation, Stream
-from xl_export.serve.streams.store import StreamStore, UnservedStreams
+from xl_export.serve.streams.database import StepInputs, Stream
+from xl_export.serve.streams.store import NoStreamError, Operation
 
 Each = Callable[[ContinueChunk], Awaitable[None]]
 Result = TypeVar("Result")
@@ -207,7 +206,7 @@ class StreamWork:
                 outputs, state, fed = await self._stepped(inputs, before)
                 self._refuse_left()
                 if end:
-                    await asyncio.to_thread(self._store.remove, operation)
+                    await asyncio.to_thread(operation.remove)
                 else:
                     await asyncio.to_thread(operation.commit, state, appended=None if start else fed)
         return state.position, outputs
@@ -264,11 +263,8 @@ class StreamWork:
         with self._store.operation(name, self._owner) as operation, self._model.engine.places.take(states=1):
             if position is not None and operation.stream.position != position:
                 raise ElsewhereError(operation.stream.position, position)
-            self._store.cancels[name] = self.leave
-            try:
-                yield operation
-            finally:
-                del self._store.cancels[name]
+            operation.stream.cancel = self.leave
+            yield operation
 
     async def _tokens(self, body: Fields | ContinueBody, *, needed: bool) -> np.ndarray:
         """The tokens that a body appends; a long text is encoded on a thread, and delays no other client."""
@@ -288,14 +284,13 @@ class StreamWork:
         if ready is not None:
             return ready
         state: StreamState
-        state, appended = await asyncio.to_thread(operation.load)
+        state, appended = await asyncio.to_thread(operation.load, self._model.session)
         for fed in appended:
             if isinstance(fed, StepInputs):
                 _, state, _ = await self._stepped(fed.arrays, state)
             else:
                 state = whole(await self._perform(self._appending(state, fed)))
-        if appended:
-            await asyncio.to_thread(operation.caught_up, state)
+        await asyncio.to_thread(operation.caught_up, state)
         return state
 
     async def _perform(
@@ -336,7 +331,7 @@ class StreamWork:
 
     def _document(self, stream: Stream, state: StreamState | None = None) -> StreamDocument:
         """The stream as it is once this operation has ended."""
-        document = stream_document(stream, self._model.name)
+        document = stream_document(stream, self._model)
         document.busy = False
         if state is not None:
             document.rewindable = most_rewound(state, session=self._model.session)
@@ -356,28 +351,15 @@ class StreamWork:
             raise cancelled()
 
 
-def holder(server: Server, name: str, owner: str) -> tuple[StreamStore | UnservedStreams, Model | None]:
-    """Where the stream of that name and owner is, and the model that can continue it: None if the server does
-    not serve its artefact. Raises NoStreamError.
-    """
-    for model in [server.model(None), *server.models.values()]:
-        with contextlib.suppress(NoStreamError):
-            model.store.find(name, owner)
-            return model.store, model
-    for holds in server.unserved_streams():
-        with contextlib.suppress(NoStreamError):
-            holds.find(name, owner)
-            return holds, None
-    raise NoStreamError(name)
-
-
 def found(server: Server, name: str, owner: str) -> Model:
-    """The model that can continue a stream; raises RefusedError if there is none, and NoStreamError."""
-    holds, model = holder(server, name, owner)
+    """The model that continues a stream; raises RefusedError if there is none, and NoStreamError."""
+    stream = server.store.find(name, owner)
+    model = server.continuing(stream)
     if model is None:
         raise RefusedError(
-            f"the stream {name} belongs to the artefact {holds.identity}, which this server does not serve "
-            "now; serve that artefact again to go on with the stream, or save its snapshot, or delete it.",
+            f"the stream {name} belongs to the artefact {stream.computed_by.artefact:.32}, and this server "
+            "has no model with the same memory and weights; serve one, or start the server with "
+            "--adopt-streams to continue it with other weights, or save its snapshot, or delete it.",
             status=409,
             code="other_artefact",
         )
