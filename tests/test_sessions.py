@@ -16,8 +16,9 @@ import pytest
 
 from runtimes import Memory, Session, open_session
 from runtimes.base.errors import StreamError
-from runtimes.contract.checks import check_memory, owner_of
+from runtimes.contract.checks import check_memory, load_memory, owner_of
 from runtimes.contract.engine import Profile
+from runtimes.contract.memory import save_memory
 from runtimes.contract.precision import MemoryPrecision
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import FUSED, Storage, load_spec
@@ -104,6 +105,29 @@ def test_another_rule_gives_another_session_or_is_refused(session: Session, toke
     assert np.abs(own[:, -8:] - others[:, -8:]).max() > 1e-3
     with pytest.raises(StreamError, match="the memory belongs to"):
         other.step(batch[:, :1], memory)
+
+
+def test_a_saved_stream_continues_on_every_session_with_its_memory(
+    folders: dict[str, Path], tokens: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_gpu.install(monkeypatch)
+    host_gpu.install(monkeypatch)
+    sessions = {
+        kind: open_session(folders[kind], device="cuda" if kind == "device" else "auto") for kind in KINDS
+    }
+    layouts: dict[str, list[str]] = {}
+    for kind, session in sessions.items():
+        layouts.setdefault(session.memory_identity.layout, []).append(kind)
+    assert list(map(len, layouts.values())) == [2, 4, 2]  # hidden, ring and shift
+    batch = rows(tokens, 2, 48)
+    for kinds in layouts.values():
+        for begun, continued in itertools.permutations(kinds, 2):
+            _, memory = feed(sessions[begun], batch[:, :40], [8] * 5)
+            expected, _ = sessions[begun].step(batch[:, 40:], memory.copy())
+            save_memory(memory, tmp_path / "stream")
+            loaded = load_memory(tmp_path / "stream", sessions[continued])
+            logits, _ = sessions[continued].step(batch[:, 40:], loaded)
+            assert np.abs(logits - expected).max() < 1e-4, (begun, continued)
 
 
 def test_a_step_needs_the_bytes_of_memory_and_logits(session: Session) -> None:
