@@ -136,11 +136,11 @@ def import_command(
     chosen |= Settings(**flags).chosen("option")
     opened = open_source(source)
     name = recognise(opened)
-    module = FORMATS[name].module
-    checkpoint = module.read(
+    project = FORMATS[name].project
+    checkpoint = project.read(
         opened, ImportOptions(settings=chosen, vocab=vocab, allow_nonfinite=allow_nonfinite)
     )
-    record = import_record(checkpoint, name=name, project=module.PROJECT)
+    record = import_record(checkpoint, name=name, project=project.title)
     difference = None
     if out is not None:
         difference = check_import(checkpoint) if checkpoint.finite else None

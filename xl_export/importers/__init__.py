@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from xl_export.importers.transformer_xl import Project
 
 
 @dataclass(frozen=True)
 class Format:
     """A kind of checkpoint that `xl-export import` reads."""
 
+    #: The name; that of its module in this folder has `_` for `-`.
     name: str
-    """The module of this folder that reads it has the name with `_` for `-`."""
+    #: Its files, for help and messages.
     files: str
-    """For help and messages."""
+    #: Names of its file, if a folder is given.
     in_folder: tuple[str, ...] = ()
-    """The names of its file, if a folder is given."""
 
     @property
-    def module(self) -> ModuleType:
-        """The module that reads it, which needs PyTorch.
-
-        It has PROJECT (a name for messages and records), `recognises(source)`, whether the content is a
-        checkpoint of the project, and `read(source, options)`, which returns its `Checkpoint`.
-        """
-        return importlib.import_module(f"{__name__}.{self.name.replace('-', '_')}")
+    def project(self) -> Project:
+        """What reads it, which needs PyTorch."""
+        found: Project = importlib.import_module(f"{__name__}.{self.name.replace('-', '_')}").PROJECT
+        return found
 
 
 #: By name. A checkpoint has the first format that recognises it.

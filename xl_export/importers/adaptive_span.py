@@ -20,8 +20,8 @@ small as 1e-8, so both facts are part of the model (`SpanConfig.epsilon`).
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -29,143 +29,132 @@ from torch import Tensor
 from runtimes.base.errors import ArtefactError
 from runtimes.contract.rule import MAX_LENGTH, MemoryRule
 from trainer.model.config import ModelConfig, SpanConfig, VocabularyConfig
-from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions, Source, companion_file
+from xl_export.importers.shared.architecture import Architecture, table_sizes
+from xl_export.importers.shared.checkpoint import ImportOptions, Source
+from xl_export.importers.shared.convert import convert_layer, same
 from xl_export.importers.shared.settings import Setting
-from xl_export.importers.shared.state_dict import assumed, bare_name, project_of, state_in, unread
-from xl_export.importers.shared.transformer_xl import convert_vocabulary, same, table_sizes
-from xl_export.importers.shared.validated import Tensors, sizes_of
-from xl_export.importers.shared.vocabularies import read_vocabulary
+from xl_export.importers.shared.state_dict import assumed, project_of, unread
+from xl_export.importers.shared.validated import Tensors
+from xl_export.importers.transformer_xl import Project, Settings, with_more
 
-PROJECT = "facebookresearch/adaptive-span"
-VOCABULARIES = ("corpus.pt", "corpus_sorted.pt")
 SPAN = "adaptive_span._mask"
 OF_TRAINING = ("iter_no", "logger", "optimizer", "scheduler_iter")  # next to the weights, and not read
 EPSILON = 1e-8  # added to the sum by which the masked weights are divided
 
 
-def recognises(opened: Source) -> bool:
-    return project_of(opened.content) == "adaptive-span"
+class AdaptiveSpan(Project):
+    title = "facebookresearch/adaptive-span"
+    vocabularies = ("corpus.pt", "corpus_sorted.pt")
+    names: ClassVar[Mapping[str, str]] = {
+        "in_emb.weight": "word_emb.emb_layers.0.weight",
+        "in_emb.emb_layers.*": "word_emb.emb_layers.*",
+        "in_emb.emb_projs.*": "word_emb.emb_projs.*",
+        "out_emb.weight": "crit.out_layers.0.weight",
+        "out_emb.bias": "crit.out_layers.0.bias",
+        "out_emb.out_layers.*": "crit.out_layers.*",
+        "out_emb.out_projs.*": "crit.out_projs.*",
+        "out_emb.cluster_proj.*": "crit.cluster_*",
+        "layers.{}.attn.proj_query.*": "layers.{}.dec_attn.q_net.*",
+        "layers.{}.attn.proj_key.*": "layers.{}.dec_attn.k_net.*",
+        "layers.{}.attn.proj_val.*": "layers.{}.dec_attn.v_net.*",
+        "layers.{}.attn.proj_out.*": "layers.{}.dec_attn.o_net.*",
+        "layers.{}.norm1.*": "layers.{}.dec_attn.layer_norm.*",
+        "layers.{}.norm2.*": "layers.{}.pos_ff.layer_norm.*",
+        "layers.{}.ff.fc1.*": "layers.{}.pos_ff.CoreNet.0.*",
+        "layers.{}.ff.fc2.*": "layers.{}.pos_ff.CoreNet.3.*",
+    }
 
+    def recognises(self, opened: Source) -> bool:
+        return project_of(opened.content) == "adaptive-span"
 
-def read(opened: Source, options: ImportOptions) -> Checkpoint:
-    """Returns the model in an opened checkpoint.
+    def settings(self, opened: Source) -> Settings:
+        return {}  # names and shapes of the tensors show all that there is
 
-    Raises ArtefactError or ConfigError if something is missing, is wrong or cannot be expressed here.
-    """
-    where = opened.path
-    found = state_in(opened.content) or {}
-    state = ((renamed(name), name, tensor) for name, tensor in found.items())
-    t = Tensors(state, where=where, project=PROJECT, allow_nonfinite=options.allow_nonfinite)
-    config = sizes(t)
-    settings = options.applied_to(PROJECT, defaults(config))
-    if config.span:
-        config = replace(config, span=replace(config.span, ramp=settings["ramp"].value))
-    config, converted = convert(t, config)
-    t.finish()
-    vocab_path = companion_file(where, VOCABULARIES, options.vocab)
-    vocabulary = read_vocabulary(vocab_path, size=config.vocab_size)
-    rule = MemoryRule(
-        mem_len=config.context - 1,
-        segment=settings["segment"].value,
-        include_self=False,
-        initial_memory="zeros",
-    )
-    return Checkpoint(
-        config=config,
-        tensors=converted,
-        rule=rule,
-        vocab=vocabulary.vocab,
-        settings=settings,
-        files={"model": where, "vocabulary": vocab_path},
-        notes=(
-            *assumed("the activation ReLU and attention scores over sqrt(head_dim)"),
-            *unread(opened.content, OF_TRAINING),
-            *vocabulary.notes,
-            *options.notes_on(t, config, settings),
-        ),
-    )
-
-
-def sizes(t: Tensors) -> ModelConfig:
-    """Returns the configuration that follows from the shapes of the tensors; its spans have a usual ramp.
-
-    Raises ArtefactError if shapes disagree.
-    """
-    _, head_dim, span = t.peek("key_pe", dimensions=3).shape
-    d_model = t.peek("layers.0.attn.proj_query.weight", dimensions=2).shape[0]
-    if not 0 < head_dim <= d_model or d_model % head_dim or not 0 < span < MAX_LENGTH:
-        raise ArtefactError(
-            f"{t.where}: key_pe is {list(t.peek('key_pe', dimensions=3).shape)}, expected [1, K, span] "
-            f"with K a part of the {d_model} of layers.0.attn.proj_query.weight."
-        )
-    persistent = 0
-    if "layers.0.attn.attn.persistent_memory.key" in t:
-        persistent = t.peek("layers.0.attn.attn.persistent_memory.key", dimensions=3).shape[2]
-    vocab_size, cutoffs, _, div_val = table_sizes(t)
-    adaptive = f"layers.0.attn.attn.{SPAN}.current_val" in t
-    with sizes_of(t.where):
-        return ModelConfig(
+    def architecture(self, t: Tensors, options: ImportOptions, stored: Settings | None) -> Architecture:
+        """Sizes by the shapes of the tensors; spans have a usual ramp."""
+        _, head_dim, span = t.peek("key_pe", dimensions=3).shape
+        d_model = t.peek("layers.0.dec_attn.q_net.weight", dimensions=2).shape[0]
+        if not 0 < head_dim <= d_model or d_model % head_dim or not 0 < span < MAX_LENGTH:
+            raise ArtefactError(
+                f"{t.where}: key_pe is {list(t.peek('key_pe', dimensions=3).shape)}, expected [1, K, span] "
+                f"with K a part of the {d_model} of layers.0.attn.proj_query.weight."
+            )
+        sizes = table_sizes(t)
+        memory = "layers.0.attn.attn.persistent_memory.key"
+        persistent = t.peek(memory, dimensions=3).shape[2] if memory in t else 0
+        facts = Architecture(
             layers=t.count("layers"),
             d_model=d_model,
             heads=d_model // head_dim,
             head_dim=head_dim,
-            vocab_size=vocab_size,
-            d_ff=0 if persistent else t.peek("layers.0.ff.fc1.weight", dimensions=2).shape[0],
-            positions="learned",
-            context=span + 1,
-            sublayers="all-attention" if persistent else "feed-forward",
-            persistent=persistent,
-            span=SpanConfig(maximum=span, epsilon=EPSILON) if adaptive else None,
-            vocabulary=VocabularyConfig(cutoffs=cutoffs, div_val=div_val, scale=bool(cutoffs)),
+            d_ff=0 if persistent else None,
+            tie_weights=None if sizes["cutoffs"] else False,  # only tables of clusters may be shared
+            **sizes,
+        )
+        if persistent:
+            facts = with_more(facts, sublayers="all-attention", persistent=persistent)
+        if f"layers.0.attn.attn.{SPAN}.current_val" in t:
+            facts = with_more(facts, span=SpanConfig(maximum=span, epsilon=EPSILON))
+        scaled = bool(facts.cutoffs)
+        vocabulary = VocabularyConfig(cutoffs=facts.cutoffs, div_val=facts.div_val, scale=scaled)
+        return with_more(facts, positions="learned", context=span + 1, vocabulary=vocabulary)
+
+    def defaults(
+        self, facts: Architecture, dataset: str | None, stored: Settings | None
+    ) -> dict[str, Setting]:
+        """The block size and ramp of the project's scripts; scores depend only on the ramp."""
+        known = {"segment": Setting(512, "in the project's scripts for enwik8 and text8")}
+        if facts.cutoffs:
+            known = {"segment": Setting(256, "in the project's scripts for wiki103")}
+        return known | (
+            {"ramp": Setting(32, "in all scripts of the project")} if "span" in facts.more else {}
         )
 
+    def under_rule(
+        self, t: Tensors, facts: Architecture, chosen: dict[str, Setting], stored: Settings | None
+    ) -> tuple[Architecture, MemoryRule]:
+        if "span" in facts.more:
+            span = facts.more["span"]
+            ramp = chosen["ramp"].value
+            facts = with_more(facts, span=SpanConfig(maximum=span.maximum, ramp=ramp, epsilon=EPSILON))
+        return facts, MemoryRule(
+            mem_len=facts.more["context"] - 1,
+            segment=chosen["segment"].value,
+            include_self=False,
+            initial_memory="zeros",
+        )
 
-def convert(t: Tensors, config: ModelConfig) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Returns the configuration with its ties, and the tensors under the names of this project.
+    def notes(self, opened: Source, facts: Architecture, stored: Settings | None) -> tuple[str, ...]:
+        return (
+            *assumed("the activation ReLU and attention scores over sqrt(head_dim)"),
+            *unread(opened.content, OF_TRAINING),
+        )
 
-    Raises ArtefactError for a tensor that is missing or has another shape.
-    """
-    ties = None if config.vocabulary.cutoffs else False  # only tables of clusters may be shared
-    config, converted = convert_vocabulary(t, config, reversed_clusters=True, tie_weights=ties)
-    # The nearest position comes first; it has distance 1.
-    by_distance = t.take("key_pe", 1, config.head_dim, config.context - 1)[0].T.flip(0)
-    converted["positions.table"] = torch.cat([torch.zeros(1, config.head_dim), by_distance])
-    for layer in range(config.layers):
-        converted |= _block(t, config, layer)
-    return config, converted
+    def positions(self, t: Tensors, config: ModelConfig) -> dict[str, Tensor]:
+        # The nearest position comes first; it has distance 1.
+        by_distance = t.take("key_pe", 1, config.head_dim, config.context - 1)[0].T.flip(0)
+        return {"positions.table": torch.cat([torch.zeros(1, config.head_dim), by_distance])}
+
+    def layer(self, t: Tensors, config: ModelConfig, facts: Architecture, layer: int) -> dict[str, Tensor]:
+        H, K, N = config.heads, config.head_dim, config.persistent
+        parts = convert_layer(t, config, layer, ("q", "k", "v"))
+        source = f"layers.{layer}.attn.attn."
+        memory = f"{source}persistent_memory."
+        if N:
+            parts["persistent.key"] = t.take(f"{memory}key", H, K, N).transpose(1, 2)
+            parts["persistent.value"] = t.take(f"{memory}val", H, N, K)
+        if config.span:
+            parts["span.share"] = _share(t, f"{source}{SPAN}.", config)
+            alias = f"{memory}{SPAN}."
+            if f"{alias}current_val" in t and not same(_share(t, alias, config), parts["span.share"]):
+                raise ArtefactError(
+                    f"{t.where}: {t.spell(f'{alias}current_val')} is a second copy of the layer's spans, and "
+                    "its values differ; copy the checkpoint again."
+                )
+        return parts
 
 
-def _block(t: Tensors, config: ModelConfig, layer: int) -> dict[str, Tensor]:
-    D, H, K, N = config.d_model, config.heads, config.head_dim, config.persistent
-    source = f"layers.{layer}."
-    target = f"blocks.{layer}."
-    block = {
-        f"{target}{mine}.weight": t.take(f"{source}attn.proj_{name}.weight", D, D)
-        for mine, name in (("query", "query"), ("key", "key"), ("value", "val"), ("out", "out"))
-    }
-    norms = {"attention_norm": "norm1"} | ({} if N else {"feed_forward_norm": "norm2"})
-    for mine, name in norms.items():
-        block |= {
-            f"{target}{mine}.{kind}": t.take(f"{source}{name}.{kind}", D) for kind in ("weight", "bias")
-        }
-    if N:
-        memory = f"{source}attn.attn.persistent_memory."
-        block[f"{target}persistent.key"] = t.take(f"{memory}key", H, K, N).transpose(1, 2)
-        block[f"{target}persistent.value"] = t.take(f"{memory}val", H, N, K)
-    else:
-        block[f"{target}expand.weight"] = t.take(f"{source}ff.fc1.weight", config.d_ff, D)
-        block[f"{target}expand.bias"] = t.take(f"{source}ff.fc1.bias", config.d_ff)
-        block[f"{target}contract.weight"] = t.take(f"{source}ff.fc2.weight", D, config.d_ff)
-        block[f"{target}contract.bias"] = t.take(f"{source}ff.fc2.bias", D)
-    if config.span:
-        block[f"{target}span.share"] = _share(t, f"{source}attn.attn.{SPAN}.", config)
-        alias = f"{source}attn.attn.persistent_memory.{SPAN}."
-        if f"{alias}current_val" in t and not same(_share(t, alias, config), block[f"{target}span.share"]):
-            raise ArtefactError(
-                f"{t.where}: {t.spell(f'{alias}current_val')} is a second copy of the layer's spans, and its "
-                "values differ; copy the checkpoint again."
-            )
-    return block
+PROJECT = AdaptiveSpan()
 
 
 def _share(t: Tensors, mask: str, config: ModelConfig) -> Tensor:
@@ -184,40 +173,3 @@ def _share(t: Tensors, mask: str, config: ModelConfig) -> Tensor:
             "its project; copy the checkpoint again."
         )
     return share
-
-
-def defaults(config: ModelConfig) -> dict[str, Setting]:
-    """Returns the block size and ramp of the project's scripts; scores depend only on the ramp."""
-    segment = (
-        Setting(256, "in the project's scripts for wiki103")
-        if config.vocabulary.cutoffs
-        else Setting(512, "in the project's scripts for enwik8 and text8")
-    )
-    return {"segment": segment} | (
-        {"ramp": Setting(32, "in all scripts of the project")} if config.span else {}
-    )
-
-
-CLUSTERS = {  # from prefixes of this format to the prefixes of kimiyoung's names
-    "in_emb.emb_layers.": "word_emb.emb_layers.",
-    "in_emb.emb_projs.": "word_emb.emb_projs.",
-    "out_emb.out_layers.": "crit.out_layers.",
-    "out_emb.out_projs.": "crit.out_projs.",
-    "out_emb.cluster_proj.": "crit.cluster_",
-}
-PLAIN = {
-    "in_emb.weight": "word_emb.emb_layers.0.weight",
-    "out_emb.weight": "crit.out_layers.0.weight",
-    "out_emb.bias": "crit.out_layers.0.bias",
-}
-
-
-def renamed(name: Any) -> Any:
-    """Returns the name that `convert_vocabulary` knows, without the `module.` of distributed training."""
-    name = bare_name(name)
-    if not isinstance(name, str):
-        return name
-    for theirs, known in (PLAIN | CLUSTERS).items():
-        if name.startswith(theirs):
-            return known + name.removeprefix(theirs)
-    return name

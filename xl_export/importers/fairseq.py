@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from runtimes.base.errors import ArtefactError
-from xl_export.importers import huggingface
+from xl_export.importers.huggingface import HuggingFace, checked_config
+from xl_export.importers.kimiyoung import of_last_run
 from xl_export.importers.pickle.values import Foreign, clean
-from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions, Source, companion_file
+from xl_export.importers.shared.architecture import Architecture
+from xl_export.importers.shared.checkpoint import ImportOptions, Source, companion_file
 from xl_export.importers.shared.settings import Setting
-from xl_export.importers.shared.state_dict import project_of, state_in, state_tensors
-from xl_export.importers.shared.transformer_xl import checkpoint
+from xl_export.importers.shared.state_dict import project_of, state_in
 from xl_export.importers.shared.validated import Table, checked, fixed, ignored, optional, taken, whole
 from xl_export.importers.shared.vocabularies import ReadVocabulary, read_lines, read_vocabulary, vocabulary
+from xl_export.importers.transformer_xl import Settings
 
-PROJECT = "fairseq truncated-BPTT Transformer-XL"
-VOCABULARIES = ("dict.txt",)
 SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
 OVERWRITE = "#fairseq:overwrite"
 DEFAULTS: dict[str, Any] = {  # of TransformerXLConfig, for the options that a checkpoint lacks
@@ -43,55 +43,50 @@ DEFAULTS: dict[str, Any] = {  # of TransformerXLConfig, for the options that a c
     "dropatt": 0.0,
 }
 TOKENS_PER_SAMPLE = 1024  # of TruncatedBPTTLMConfig
-IN_FILE = "the file"
 BY_DEFAULT = "default of the project"
 
 
-def recognises(opened: Source) -> bool:
-    content = opened.content
-    return (
-        isinstance(content, dict)
-        and (content.get("cfg") is not None or content.get("args") is not None)
-        and project_of(content) == "huggingface"
-        and any(isinstance(name, str) and "decoder." in name for name in state_in(content) or ())
-    )
+class Fairseq(HuggingFace):
+    title = "fairseq truncated-BPTT Transformer-XL"
+    vocabularies = ("dict.txt",)
+
+    def recognises(self, opened: Source) -> bool:
+        content = opened.content
+        return (
+            isinstance(content, dict)
+            and (content.get("cfg") is not None or content.get("args") is not None)
+            and project_of(content) == "huggingface"
+            and any(isinstance(name, str) and "decoder." in name for name in state_in(content) or ())
+        )
+
+    def settings(self, opened: Source) -> Settings:
+        model, task = configuration(opened.content, opened.path)
+        size = _vocabulary_size(state_in(opened.content) or {}, opened.path)
+        described = DEFAULTS | model | {"vocab_size": size}
+        described["d_embed"] = described["d_model"]
+        if isinstance(described["cutoffs"], list | tuple):
+            described["cutoffs"] = [n for n in described["cutoffs"] if type(n) is not int or n < size]
+        given = {*model, *(["segment"] if task["tokens_per_sample"] else [])}
+        segment = task["tokens_per_sample"] or TOKENS_PER_SAMPLE
+        return checked_config(described, opened.path) | {"tgt_len": segment, "given": given}
+
+    def vocabulary(self, opened: Source, options: ImportOptions, size: int) -> tuple[Path, ReadVocabulary]:
+        path = companion_file(opened.path, self.vocabularies, options.vocab)
+        return path, read_dictionary(path, size=size)
+
+    def defaults(
+        self, facts: Architecture, dataset: str | None, stored: Settings | None
+    ) -> dict[str, Setting]:
+        assert stored is not None
+        known = of_last_run(stored, origin="the file")
+        words = {"mask": "same_length"}
+        return {
+            name: setting if words.get(name, name) in stored["given"] else Setting(setting.value, BY_DEFAULT)
+            for name, setting in known.items()
+        }
 
 
-def read(opened: Source, options: ImportOptions) -> Checkpoint:
-    """Returns the model in an opened checkpoint.
-
-    Raises ArtefactError or ConfigError if something is missing, is wrong or cannot be expressed here.
-    """
-    where = opened.path
-    state = state_in(opened.content) or {}
-    model, task = configuration(opened.content, where)
-    vocab_path = companion_file(where, VOCABULARIES, options.vocab)
-    size = _vocabulary_size(state, where)
-    found = read_dictionary(vocab_path, size=size)
-    described = DEFAULTS | model | {"vocab_size": size}
-    described["d_embed"] = described["d_model"]
-    if isinstance(described["cutoffs"], list | tuple):
-        described["cutoffs"] = [n for n in described["cutoffs"] if type(n) is not int or n < size]
-    described = huggingface.checked_config(described, where)
-    settings = huggingface.defaults(described, origin=IN_FILE)
-    for name, key in (("mem_len", "mem_len"), ("mask", "same_length"), ("clamp_len", "clamp_len")):
-        if key not in model:
-            settings[name] = Setting(settings[name].value, BY_DEFAULT)
-    segment = task["tokens_per_sample"]
-    settings["segment"] = Setting(segment or TOKENS_PER_SAMPLE, IN_FILE if segment else BY_DEFAULT)
-    settings = options.applied_to(PROJECT, settings)
-    t = state_tensors(opened, options, project=PROJECT, renamed=huggingface.renamed)
-    return checkpoint(
-        t,
-        huggingface.config_facts(described),
-        options=options,
-        rule=huggingface.memory_rule_of(settings, project=PROJECT),
-        vocabulary=found,
-        settings=settings,
-        files={"model": where, "vocabulary": vocab_path},
-    )
-
-
+PROJECT = Fairseq()
 NAME = "transformer_xl"
 TASK_NAME = "truncated_bptt_lm"
 MODEL: Table = {  # the fields of TransformerXLConfig; `huggingface.config_table` has their rules
@@ -143,7 +138,9 @@ def _vocabulary_size(state: dict[Any, Any], where: Path) -> int:
     ]
     rows = [tensor.shape[0] for tensor in tables if getattr(tensor, "ndim", 0) == 2]
     if not rows or len(rows) != len(tables):
-        raise ArtefactError(f"{where} lacks the embedding of a {PROJECT} model; copy the checkpoint again.")
+        raise ArtefactError(
+            f"{where} lacks the embedding of a {PROJECT.title} model; copy the checkpoint again."
+        )
     return int(sum(rows))
 
 

@@ -20,7 +20,7 @@ from xl_export.importers.shared.validated import OWN_MODEL, shown
 def recognise(opened: Source) -> str:
     """Returns the name of the format of a checkpoint that was opened; raises ArtefactError if it has none."""
     for name, format_ in FORMATS.items():
-        if format_.module.recognises(opened):
+        if format_.project.recognises(opened):
             return name
     content = opened.content
     known = "; ".join(f"{name}: {format_.files}" for name, format_ in FORMATS.items())
@@ -76,7 +76,7 @@ def _open_folder(folder: Path) -> Source:
     found = f" and no {CONFIG} of one; name the file"
     if (folder / CONFIG).is_file():
         opened = Source(path=folder, content=read_json(folder / CONFIG))
-        if any(format_.module.recognises(opened) for format_ in FORMATS.values()):
+        if any(format_.project.recognises(opened) for format_ in FORMATS.values()):
             return opened
         kind = opened.content.get("model_type") if isinstance(opened.content, dict) else None
         found = f"; its {CONFIG} has the model_type {shown(kind)}, expected transfo-xl"

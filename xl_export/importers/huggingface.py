@@ -17,28 +17,22 @@ silently.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from runtimes.base.errors import ArtefactError
 from runtimes.base.files import read_json
-from runtimes.contract.rule import MemoryRule
+from xl_export.importers.kimiyoung import of_last_run
 from xl_export.importers.pickle import values
 from xl_export.importers.pickle.read import read_pickle
 from xl_export.importers.pickle.tensors import read_safetensors
-from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions, Source, companion_file
-from xl_export.importers.shared.settings import Setting, memory_rule, published
-from xl_export.importers.shared.state_dict import (
-    architecture,
-    bare_name,
-    project_of,
-    state_notes,
-    state_settings,
-    state_tensors,
-)
-from xl_export.importers.shared.transformer_xl import Architecture, checkpoint
+from xl_export.importers.shared.architecture import Architecture
+from xl_export.importers.shared.checkpoint import Source
+from xl_export.importers.shared.settings import Setting, published
+from xl_export.importers.shared.state_dict import bare_name, project_of
 from xl_export.importers.shared.validated import (
     ASCENDING,
     FRACTION,
@@ -46,7 +40,6 @@ from xl_export.importers.shared.validated import (
     NOTHING,
     TRUTH,
     Table,
-    Tensors,
     checked,
     fixed,
     ignored,
@@ -55,15 +48,13 @@ from xl_export.importers.shared.validated import (
     truths,
     whole,
 )
-from xl_export.importers.shared.vocabularies import read_vocabulary
+from xl_export.importers.transformer_xl import Project, Settings
 
-PROJECT = "Hugging Face TransfoXL"
 CONFIG = "config.json"
 SAFETENSORS = "model.safetensors"
 PYTORCH = "pytorch_model.bin"
 INDEX = ".index.json"
 WEIGHTS = (SAFETENSORS, SAFETENSORS + INDEX, PYTORCH, PYTORCH + INDEX)  # in the order of transformers
-VOCABULARIES = ("vocab.pkl", "vocab.bin", "vocab.txt")
 DEFAULTS: dict[str, Any] = {  # of TransfoXLConfig; an older config.json may lack some keys
     "vocab_size": 267735,
     "cutoffs": [20000, 40000, 200000],
@@ -84,15 +75,48 @@ DEFAULTS: dict[str, Any] = {  # of TransfoXLConfig; an older config.json may lac
     "layer_norm_epsilon": 1e-5,
     "tie_word_embeddings": True,
 }
-
-
 SEGMENT = published("wt103", d_model=1024)["segment"]
 
 
-def recognises(opened: Source) -> bool:
-    if not opened.path.is_dir():
-        return project_of(opened.content) == "huggingface"
-    return is_config(opened.content)
+class HuggingFace(Project):
+    title = "Hugging Face TransfoXL"
+    vocabularies = ("vocab.pkl", "vocab.bin", "vocab.txt")
+    names: ClassVar[Mapping[str, str]] = {"transformer.*": "*"}
+    reversed_clusters = False
+    initial_memory = "zeros"
+
+    def recognises(self, opened: Source) -> bool:
+        if not opened.path.is_dir():
+            return project_of(opened.content) == "huggingface"
+        return is_config(opened.content)
+
+    def settings(self, opened: Source) -> Settings | None:
+        return checked_config(opened.content, opened.path / CONFIG) if opened.path.is_dir() else None
+
+    def weights(self, opened: Source) -> tuple[dict[str, Path], Iterable[tuple[Any, Any, Any]]]:
+        if not opened.path.is_dir():
+            return super().weights(opened)
+        weights = find_weights(opened.path)
+        if weights is None:
+            raise ArtefactError(
+                f"{opened.path} has no {SAFETENSORS} or {PYTORCH}; copy the whole folder that "
+                "save_pretrained wrote."
+            )
+        state, shards = read_weights(weights)
+        files = {"config": opened.path / CONFIG, "model": weights}
+        files |= {f"shard {number}": path for number, path in enumerate(shards, 1)}
+        return files, ((bare_name(name), name, tensor) for name, tensor in state.items())
+
+    def defaults(
+        self, facts: Architecture, dataset: str | None, stored: Settings | None
+    ) -> dict[str, Setting]:
+        """config.json does not hold the segment; 128 is what was published with the model of WikiText-103."""
+        if stored is None:
+            return {"segment": SEGMENT}
+        return of_last_run(stored, origin=CONFIG) | {"segment": SEGMENT}
+
+
+PROJECT = HuggingFace()
 
 
 def is_config(content: Any) -> bool:
@@ -101,54 +125,6 @@ def is_config(content: Any) -> bool:
         content.get("model_type") == "transfo-xl"
         or ("model_type" not in content and set(content) >= {"cutoffs", "div_val", "d_head", "mem_len"})
     )
-
-
-def read(opened: Source, options: ImportOptions) -> Checkpoint:
-    """Returns the model in an opened folder or file.
-
-    Raises ArtefactError or ConfigError if something is missing, is wrong or cannot be expressed here.
-    """
-    whole = opened.path.is_dir()
-    if whole:
-        described = checked_config(opened.content, opened.path / CONFIG)
-        weights = find_weights(opened.path)
-        if weights is None:
-            raise ArtefactError(
-                f"{opened.path} has no {SAFETENSORS} or {PYTORCH}; copy the whole folder that "
-                "save_pretrained wrote."
-            )
-        state, shards = read_weights(weights)
-        named = ((renamed(bare_name(name)), name, tensor) for name, tensor in state.items())
-        t = Tensors(named, where=weights, project=PROJECT, allow_nonfinite=options.allow_nonfinite)
-        facts = config_facts(described)
-        files = {"config": opened.path / CONFIG, "model": weights}
-        files |= {f"shard {number}": path for number, path in enumerate(shards, 1)}
-    else:
-        t = state_tensors(opened, options, project=PROJECT, renamed=renamed)
-        facts = architecture(t, options, reversed_clusters=False)
-        files = {"model": opened.path}
-    files["vocabulary"] = companion_file(opened.path, VOCABULARIES, options.vocab)
-    found = read_vocabulary(files["vocabulary"], size=facts.vocab_size)
-    settings = (
-        options.applied_to(PROJECT, defaults(described))
-        if whole
-        else state_settings(opened, options, PROJECT, {"segment": SEGMENT}, facts)
-    )
-    return checkpoint(
-        t,
-        facts,
-        options=options,
-        rule=memory_rule_of(settings),
-        vocabulary=found,
-        settings=settings,
-        files=files,
-        notes=() if whole else state_notes(opened, facts),
-    )
-
-
-def memory_rule_of(settings: dict[str, Setting], *, project: str = PROJECT) -> MemoryRule:
-    """Returns the rule of the memory under which a TransfoXL model of Hugging Face computes."""
-    return memory_rule(settings, project=project, beyond_self=-1, initial_memory="zeros")
 
 
 def config_table(config: dict[str, Any]) -> Table:
@@ -222,48 +198,6 @@ def checked_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
         share = described.get("proj_share_all_but_first", True)
         described = {"tie_projs": [False] + [share] * len(described["cutoffs"])} | described
     return checked(described, config_table(described), where=path)
-
-
-def config_facts(config: dict[str, Any]) -> Architecture:
-    """Returns the sizes and options in what `checked_config` returned."""
-    return Architecture(
-        layers=config["n_layer"],
-        d_model=config["d_model"],
-        heads=config["n_head"],
-        head_dim=config["d_head"],
-        vocab_size=config["vocab_size"],
-        d_embed=config["d_embed"],
-        div_val=config["div_val"],
-        cutoffs=tuple(config["cutoffs"]),
-        reversed_clusters=False,
-        d_ff=config["d_inner"],
-        biases_in_layers=config["untie_r"],
-        pre_norm=config["pre_lnorm"],
-        tie_weights=config["tie_word_embeddings"],
-        tie_projections=tuple(config["tie_projs"]),
-        norm_epsilon=float(config["layer_norm_epsilon"]),
-        dropout=float(config["dropout"]),
-        attention_dropout=float(config["dropatt"]),
-    )
-
-
-def defaults(config: dict[str, Any], *, origin: str = CONFIG) -> dict[str, Setting]:
-    """Returns the settings of the evaluation in what `checked_config` returned.
-
-    origin: the name of that description. It does not hold the segment; 128 is what was published with the
-    model of WikiText-103.
-    """
-    return {
-        "mem_len": Setting(config["mem_len"], origin),
-        "segment": SEGMENT,
-        "mask": Setting("same-length" if config["same_length"] else "full", origin),
-        "clamp_len": Setting(max(config["clamp_len"], 0), origin),
-    }
-
-
-def renamed(name: Any) -> Any:
-    """Returns the name of a tensor in kimiyoung's code."""
-    return name.removeprefix("transformer.") if isinstance(name, str) else name
 
 
 def find_weights(folder: Path) -> Path | None:

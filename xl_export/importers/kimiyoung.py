@@ -16,8 +16,8 @@ memory in this project does that, so both types are imported with mem_len 0.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +25,10 @@ from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.contract.rule import MemoryRule
 from xl_export.importers.pickle import values
 from xl_export.importers.pickle.values import Foreign
-from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions, Source, companion_file
-from xl_export.importers.shared.settings import Setting, memory_rule, published
-from xl_export.importers.shared.state_dict import (
-    architecture,
-    project_of,
-    state_notes,
-    state_settings,
-    state_tensors,
-)
-from xl_export.importers.shared.transformer_xl import Architecture, checkpoint
+from xl_export.importers.shared.architecture import Architecture
+from xl_export.importers.shared.checkpoint import Source
+from xl_export.importers.shared.settings import Setting, published
+from xl_export.importers.shared.state_dict import project_of
 from xl_export.importers.shared.validated import (
     ASCENDING,
     FRACTION,
@@ -53,57 +47,95 @@ from xl_export.importers.shared.validated import (
     taken,
     whole,
 )
-from xl_export.importers.shared.vocabularies import read_vocabulary
+from xl_export.importers.transformer_xl import Project, Settings, with_more
 
-PROJECT = "kimiyoung/transformer-xl"
-VOCABULARIES = ("cache.pt",)
 MAX_PARTS = 1_000_000
 
 
-def recognises(opened: Source) -> bool:
-    if isinstance(opened.content, Foreign):
-        return opened.content.name.endswith(".MemTransformerLM")
-    return project_of(opened.content) == "kimiyoung"
+class Kimiyoung(Project):
+    title = "kimiyoung/transformer-xl"
+    vocabularies = ("cache.pt",)
+
+    def recognises(self, opened: Source) -> bool:
+        if isinstance(opened.content, Foreign):
+            return opened.content.name.endswith(".MemTransformerLM")
+        return project_of(opened.content) == "kimiyoung"
+
+    def settings(self, opened: Source) -> Settings | None:
+        return module_settings(opened.content, opened.path) if isinstance(opened.content, Foreign) else None
+
+    def weights(self, opened: Source) -> tuple[dict[str, Path], Iterable[tuple[Any, Any, Any]]]:
+        if not isinstance(opened.content, Foreign):
+            return super().weights(opened)
+        tensors = module_tensors(opened.content, opened.path)
+        return {"model": opened.path}, ((name, name, tensor) for name, tensor in tensors)
+
+    def defaults(
+        self, facts: Architecture, dataset: str | None, stored: Settings | None
+    ) -> dict[str, Setting]:
+        """The evaluation that the project published for this data set and size.
+
+        If it published none, the lengths are from the module's last run.
+        """
+        if facts.attention_type in (2, 3):
+            only = "the only value that can be expressed"
+            known = {"mem_len": Setting(0, only), "mask": Setting("full", only)}
+            if facts.attention_type == 2:
+                known["clamp_len"] = Setting(0, "none")
+            if stored is not None:
+                known["segment"] = Setting(stored["tgt_len"] + stored["ext_len"], "the file")
+            return known
+        if dataset in ("enwik8", "text8", "wt103", "lm1b"):
+            return published(dataset, facts.d_model)
+        return {} if stored is None else of_last_run(stored, origin="the file")
+
+    def under_rule(
+        self, t: Tensors, facts: Architecture, chosen: dict[str, Setting], stored: Settings | None
+    ) -> tuple[Architecture, MemoryRule]:
+        kind = facts.attention_type
+        if kind in (2, 3):
+            trained = sum(stored[name] for name in ("tgt_len", "ext_len", "mem_len")) if stored else 0
+            return self._without_memory(t, facts, chosen, trained)
+        facts, rule = super().under_rule(t, facts, chosen, stored)
+        # The clamp keeps the nearest clamp_len vectors, of which the first is for distance 0.
+        if kind == 1 and rule.clamp_len is not None:
+            if rule.clamp_len == 1:
+                raise ConfigError(
+                    "clamp_len 1 leaves one vector for all distances of an attn_type 1 model; give "
+                    "--clamp-len 2 or more."
+                )
+            rule = replace(rule, clamp_len=rule.clamp_len - 1)
+        return facts, rule
+
+    def _without_memory(
+        self, t: Tensors, facts: Architecture, chosen: dict[str, Setting], trained: int
+    ) -> tuple[Architecture, MemoryRule]:
+        """trained: the positions that a model of attn_type 2 was trained with, or 0 if they are not known."""
+        kind = facts.attention_type
+        segment = chosen["segment"].value
+        rule = MemoryRule(mem_len=0, segment=segment, mask="full")
+        if chosen["mem_len"].value or chosen["mask"].value != "full":
+            raise ConfigError(
+                f"attn_type {kind} with memory adds positions to the remembered states, and this project "
+                "cannot do that; give --mem-len 0 --mask full, as the project evaluates such models."
+            )
+        if kind == 2:
+            clamp_len = chosen["clamp_len"].value
+            return with_more(facts, context=clamp_len + 1 if clamp_len else max(segment, trained)), rule
+        rows = t.peek("r_emb", dimensions=4).shape[1]  # the positions that it learned
+        if segment > rows:
+            raise ConfigError(
+                f"segment is {segment} and this model has {rows} positions; give --segment {rows} or less."
+            )
+        return facts, rule
+
+    def notes(self, opened: Source, facts: Architecture, stored: Settings | None) -> tuple[str, ...]:
+        if stored is None:
+            return super().notes(opened, facts, stored)
+        return (f"attn_type {facts.attention_type}, last run with {lengths(stored)}",)
 
 
-def read(opened: Source, options: ImportOptions) -> Checkpoint:
-    """Returns the model in an opened checkpoint.
-
-    Raises ArtefactError or ConfigError if something is missing, is wrong or cannot be expressed here.
-    """
-    where = opened.path
-    model = None
-    if isinstance(opened.content, Foreign):
-        facts, model = module_facts(opened.content, where)
-        named = ((name, name, tensor) for name, tensor in module_tensors(opened.content, where))
-        t = Tensors(named, where=where, project=PROJECT, allow_nonfinite=options.allow_nonfinite)
-    else:
-        t = state_tensors(opened, options, project=PROJECT)
-        facts = architecture(t, options, reversed_clusters=True)
-    vocab_path = companion_file(where, VOCABULARIES, options.vocab)
-    found = read_vocabulary(vocab_path, size=facts.vocab_size)
-    known = defaults(found.dataset, facts, model)
-    if model is None:
-        settings = state_settings(opened, options, PROJECT, known, facts)
-        notes = state_notes(opened, facts)
-    else:
-        settings = options.applied_to(PROJECT, known)
-        last = ", ".join(f"{name} {shown(model[name])}" for name in LENGTHS)
-        notes = (f"attn_type {facts.attention_type}, last run with {last}",)
-    trained = 0 if model is None else sum(model[name] for name in ("tgt_len", "ext_len", "mem_len"))
-    facts, rule = under_rule(t, facts, settings, trained=trained)
-    return checkpoint(
-        t,
-        facts,
-        options=options,
-        rule=rule,
-        vocabulary=found,
-        settings=settings,
-        files={"model": where, "vocabulary": vocab_path},
-        notes=notes,
-    )
-
-
+PROJECT = Kimiyoung()
 LENGTHS = ("tgt_len", "ext_len", "mem_len", "clamp_len", "same_length")
 MODULES = {  # the class of each module by its path; * counts layers, and the tables of the vocabulary
     "drop": "Dropout",
@@ -238,8 +270,8 @@ def module_classes(m: dict[str, Any], clusters: int) -> Iterator[tuple[str, str]
             yield path.replace("*", str(i)), name.format(ATTENTION[kind])
 
 
-def module_facts(module: Foreign, where: Path) -> tuple[Architecture, dict[str, Any]]:
-    """Returns the sizes and options of the pickled module, and the settings of the model itself.
+def module_settings(module: Foreign, where: Path) -> dict[str, Any]:
+    """The settings of the pickled module, with those of its parts that the architecture depends on.
 
     Raises ArtefactError for a module or a setting that is unknown, or that computes something else than this
     project.
@@ -258,7 +290,7 @@ def module_facts(module: Foreign, where: Path) -> tuple[Architecture, dict[str, 
     for path, kind in module_classes(m, 1 if div_val == 1 else len(ends)):
         part = parts.pop(path, None)
         if part is None:
-            raise ArtefactError(f"{where} lacks the module {path} of a {PROJECT} model.")
+            raise ArtefactError(f"{where} lacks the module {path} of a {PROJECT.title} model.")
         if part.name.rpartition(".")[2] != kind:
             raise ArtefactError(
                 f"{where}: the module {path} is a {values.clean(part.name)}, expected {kind}, the only one "
@@ -269,7 +301,7 @@ def module_facts(module: Foreign, where: Path) -> tuple[Architecture, dict[str, 
         path, part = next(iter(parts.items()))
         raise ArtefactError(
             f"{where} has the unexpected module {values.clean(path)}, a {values.clean(part.name)}, expected "
-            f"only the modules of a {PROJECT} model; {OWN_MODEL}"
+            f"only the modules of a {PROJECT.title} model; {OWN_MODEL}"
         )
     norms, orders = (
         {part[name] for part in settings.values() if name in part} for name in ("eps", "pre_lnorm")
@@ -278,86 +310,29 @@ def module_facts(module: Foreign, where: Path) -> tuple[Architecture, dict[str, 
         raise ArtefactError(
             f"{where}: its layers have different LayerNorms; expected one epsilon and one order for all."
         )
-    return Architecture(
-        layers=m["n_layer"],
-        d_model=m["d_model"],
-        heads=m["n_head"],
-        head_dim=m["d_head"],
-        vocab_size=m["n_token"],
-        d_embed=m["d_embed"],
-        div_val=div_val,
-        cutoffs=tuple(ends[:-1]),
-        reversed_clusters=True,
-        attention_type=m["attn_type"],
-        pre_norm=orders.pop(),
-        norm_epsilon=float(norms.pop()),
-        dropout=float(settings["drop"]["p"]),
-        attention_dropout=float(settings["layers.0.dec_attn.dropatt"]["p"]),
-    ), m
-
-
-def defaults(dataset: str | None, facts: Architecture, model: dict[str, Any] | None) -> dict[str, Setting]:
-    """Returns the evaluation that the project published for this data set and size.
-
-    If it published none, the lengths are from the module's last run. model: the settings of the model; None
-    of a bare state dict.
-    """
-    if facts.attention_type in (2, 3):
-        only = "the only value that can be expressed"
-        known = {"mem_len": Setting(0, only), "mask": Setting("full", only)}
-        if facts.attention_type == 2:
-            known["clamp_len"] = Setting(0, "none")
-        if model is not None:
-            known["segment"] = Setting(model["tgt_len"] + model["ext_len"], "the file")
-        return known
-    if dataset in ("enwik8", "text8", "wt103", "lm1b"):
-        return published(dataset, facts.d_model)
-    if model is None:
-        return {}
-    return {
-        "mem_len": Setting(model["mem_len"], "the file"),
-        "segment": Setting(model["tgt_len"], "the file"),
-        "mask": Setting("same-length" if model["same_length"] else "full", "the file"),
-        "clamp_len": Setting(max(model["clamp_len"], 0), "the file"),
+    return m | {
+        "div_val": div_val,
+        "cutoffs": ends[:-1],
+        "pre_lnorm": orders.pop(),
+        "layer_norm_epsilon": norms.pop(),
+        "dropout": settings["drop"]["p"],
+        "dropatt": settings["layers.0.dec_attn.dropatt"]["p"],
     }
 
 
-def under_rule(
-    t: Tensors, facts: Architecture, settings: dict[str, Setting], *, trained: int
-) -> tuple[Architecture, MemoryRule]:
-    """Returns the facts that depend on the settings, and the memory rule of the settings.
+def of_last_run(stored: Settings, *, origin: str) -> dict[str, Setting]:
+    """The evaluation in the settings of a model."""
+    return {
+        "mem_len": Setting(stored["mem_len"], origin),
+        "segment": Setting(stored.get("tgt_len"), origin),
+        "mask": Setting("same-length" if stored["same_length"] else "full", origin),
+        "clamp_len": Setting(max(stored["clamp_len"], 0), origin),
+    }
 
-    trained: the positions that a model of attn_type 2 was trained with, or 0 if they are not known. Raises
-    ConfigError if the rule cannot be expressed here.
-    """
-    kind = facts.attention_type
-    clamp_len = settings.get("clamp_len", Setting(0, "")).value
-    segment = settings["segment"].value
-    if kind in (2, 3):
-        if settings["mem_len"].value or settings["mask"].value != "full":
-            raise ConfigError(
-                f"attn_type {kind} with memory adds positions to the remembered states, and this project "
-                "cannot do that; give --mem-len 0 --mask full, as the project evaluates such models."
-            )
-        rows = t.peek("r_emb", dimensions=4).shape[1] if kind == 3 else 0  # the positions that it learned
-        if kind == 3 and segment > rows:
-            raise ConfigError(
-                f"segment is {segment} and this model has {rows} positions; give --segment {rows} or less."
-            )
-        context = clamp_len + 1 if clamp_len else max(segment, trained)
-        return dataclasses.replace(facts, context=context), MemoryRule(
-            mem_len=0, segment=segment, mask="full"
-        )
-    rule = memory_rule(settings, project=PROJECT, beyond_self=-1, initial_memory="masked")
-    # The clamp keeps the nearest clamp_len vectors, of which the first is for distance 0.
-    if kind == 1 and rule.clamp_len is not None:
-        if rule.clamp_len == 1:
-            raise ConfigError(
-                "clamp_len 1 leaves one vector for all distances of an attn_type 1 model; give --clamp-len 2 "
-                "or more."
-            )
-        rule = dataclasses.replace(rule, clamp_len=rule.clamp_len - 1)
-    return facts, rule
+
+def lengths(stored: Settings) -> str:
+    """The lengths of a training, for notes."""
+    return ", ".join(f"{name} {shown(stored.get(name))}" for name in LENGTHS)
 
 
 def modules_of(model: Foreign, where: Path) -> dict[str, Foreign]:

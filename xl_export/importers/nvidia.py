@@ -12,22 +12,17 @@ options of the training.
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from runtimes.base.errors import ArtefactError
-from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions, Source, companion_file
-from xl_export.importers.shared.settings import memory_rule, published
-from xl_export.importers.shared.state_dict import (
-    architecture,
-    project_of,
-    state_notes,
-    state_settings,
-    state_tensors,
-    unread,
-)
-from xl_export.importers.shared.transformer_xl import Architecture, checkpoint, same
+from xl_export.importers.kimiyoung import LENGTHS, lengths
+from xl_export.importers.shared.architecture import Architecture
+from xl_export.importers.shared.checkpoint import ImportOptions, Source
+from xl_export.importers.shared.convert import same
+from xl_export.importers.shared.settings import Setting, published
+from xl_export.importers.shared.state_dict import project_of, unread
 from xl_export.importers.shared.validated import (
     ASCENDING,
     FRACTION,
@@ -39,69 +34,72 @@ from xl_export.importers.shared.validated import (
     fixed,
     ignored,
     optional,
-    shown,
     taken,
     truths,
     whole,
 )
-from xl_export.importers.shared.vocabularies import read_vocabulary, vocabulary
+from xl_export.importers.shared.vocabularies import ReadVocabulary, vocabulary
+from xl_export.importers.transformer_xl import Project, Settings
 
-PROJECT = "NVIDIA DeepLearningExamples Transformer-XL"
-VOCABULARIES = ("cache.pt",)
-OUTPUT = re.compile(r"crit\.out_layers_(weight|bias)e?s\.(\d+)")
+OF_TRAINING = frozenset(
+    {"args", "model_config", "optimizer_state", "scheduler_state", "rng_states", "memory", "vocab"}
+    | {"amp_state", "epoch", "batch", "last_iter", "train_step", "best_val_loss"}
+)
 
 
-def recognises(opened: Source) -> bool:
-    return _is_whole(opened.content) or project_of(opened.content) == "nvidia"
+class Nvidia(Project):
+    title = "NVIDIA DeepLearningExamples Transformer-XL"
+    vocabularies = ("cache.pt",)
+    names: ClassVar[Mapping[str, str]] = {
+        "crit.out_layers_weights.{}": "crit.out_layers.{}.weight",
+        "crit.out_layers_biases.{}": "crit.out_layers.{}.bias",
+    }
+    beyond_self = 0
+
+    def recognises(self, opened: Source) -> bool:
+        return _is_whole(opened.content) or project_of(opened.content) == "nvidia"
+
+    def settings(self, opened: Source) -> Settings | None:
+        if not _is_whole(opened.content):
+            return None
+        config = opened.content["model_config"]
+        cutoffs = config.get("cutoffs") if isinstance(config, dict) else None
+        clusters = 1 + (len(cutoffs) if isinstance(cutoffs, list | tuple) else 0)
+        return checked(config, model_config(clusters), where=opened.path, inside="model_config.")
+
+    def architecture(self, t: Tensors, options: ImportOptions, stored: Settings | None) -> Architecture:
+        drop_shared_projections(t)
+        return super().architecture(t, options, stored)
+
+    def vocabulary(
+        self, opened: Source, options: ImportOptions, size: int
+    ) -> tuple[Path | None, ReadVocabulary]:
+        inside = opened.content.get("vocab") if _is_whole(opened.content) else None
+        if options.vocab is None and inside is not None:
+            return None, vocabulary(inside, where=opened.path, size=size)
+        return super().vocabulary(opened, options, size)
+
+    def defaults(
+        self, facts: Architecture, dataset: str | None, stored: Settings | None
+    ) -> dict[str, Setting]:
+        return published("wt103", facts.d_model)
+
+    def notes(self, opened: Source, facts: Architecture, stored: Settings | None) -> tuple[str, ...]:
+        if stored is None:
+            return super().notes(opened, facts, stored)
+        trained = f"attn_type {facts.attention_type}, trained with {lengths(stored)}"
+        return (trained, *unread(opened.content, OF_TRAINING))
+
+
+PROJECT = Nvidia()
 
 
 def _is_whole(content: Any) -> bool:
     return isinstance(content, dict) and {"model_config", "model_state"} <= set(content)
 
 
-def read(opened: Source, options: ImportOptions) -> Checkpoint:
-    """Returns the model in an opened checkpoint.
-
-    Raises ArtefactError or ConfigError if something is missing, is wrong or cannot be expressed here.
-    """
-    content = opened.content
-    whole = _is_whole(content)
-    t = state_tensors(opened, options, project=PROJECT, renamed=renamed)
-    drop_shared_projections(t)
-    if whole:
-        facts = config_facts(content["model_config"], opened.path)
-    else:
-        facts = architecture(t, options, reversed_clusters=True)
-    files = {"model": opened.path}
-    if whole and options.vocab is None and content.get("vocab") is not None:
-        found = vocabulary(content["vocab"], where=opened.path, size=facts.vocab_size)
-    else:
-        files["vocabulary"] = companion_file(opened.path, VOCABULARIES, options.vocab)
-        found = read_vocabulary(files["vocabulary"], size=facts.vocab_size)
-    if whole:
-        settings = options.applied_to(PROJECT, published("wt103", facts.d_model))
-        lengths = ", ".join(f"{name} {shown(content['model_config'].get(name))}" for name in LENGTHS)
-        notes = (
-            f"attn_type {facts.attention_type}, trained with {lengths}",
-            *unread(content, OF_TRAINING),
-        )
-    else:
-        settings = state_settings(opened, options, PROJECT, published("wt103", facts.d_model), facts)
-        notes = state_notes(opened, facts)
-    return checkpoint(
-        t,
-        facts,
-        options=options,
-        rule=memory_rule(settings, project=PROJECT, beyond_self=0, initial_memory="masked"),
-        vocabulary=found,
-        settings=settings,
-        files=files,
-        notes=notes,
-    )
-
-
 def drop_shared_projections(tensors: Tensors) -> None:
-    """Removes `crit.shared_out_projs`, a second copy of the list of input projections.
+    """Takes `crit.shared_out_projs`, a second copy of the list of input projections.
 
     The output layer reads it for the clusters that `tie_projs` ties. Raises ArtefactError if an entry
     differs from its original.
@@ -112,15 +110,8 @@ def drop_shared_projections(tensors: Tensors) -> None:
         if not same(shared, projection.float()):
             raise ArtefactError(
                 f"{tensors.where}: crit.shared_out_projs.{i} and word_emb.emb_projs.{i} are one tensor in "
-                f"the code of {PROJECT}, and they differ here; copy the checkpoint again."
+                f"the code of {PROJECT.title}, and they differ here; copy the checkpoint again."
             )
-
-
-LENGTHS = ("tgt_len", "ext_len", "mem_len", "clamp_len", "same_length")
-OF_TRAINING = frozenset(
-    {"args", "model_config", "optimizer_state", "scheduler_state", "rng_states", "memory", "vocab"}
-    | {"amp_state", "epoch", "batch", "last_iter", "train_step", "best_val_loss"}
-)
 
 
 def model_config(clusters: int) -> Table:
@@ -138,33 +129,3 @@ def model_config(clusters: int) -> Table:
         **ignored("of the training: eval.py of the project chooses them anew", *LENGTHS),
         **ignored("the type that eval.py computes in; weights become float32 here", "dtype"),
     }
-
-
-def config_facts(config: Any, where: Path) -> Architecture:
-    """Returns the sizes and options in `model_config`; raises ArtefactError if one is wrong."""
-    cutoffs = config.get("cutoffs") if isinstance(config, dict) else None
-    clusters = 1 + (len(cutoffs) if isinstance(cutoffs, list | tuple) else 0)
-    c = checked(config, model_config(clusters), where=where, inside="model_config.")
-    return Architecture(
-        layers=c["n_layer"],
-        d_model=c["d_model"],
-        heads=c["n_head"],
-        head_dim=c["d_head"],
-        vocab_size=c["n_token"],
-        d_embed=c["d_embed"] or c["d_model"],
-        div_val=c["div_val"],
-        cutoffs=tuple(c["cutoffs"]),
-        reversed_clusters=True,
-        d_ff=c["d_inner"],
-        tie_weights=c["tie_weight"],
-        tie_projections=tuple(c["tie_projs"]),
-        pre_norm=c["pre_lnorm"],
-        dropout=float(c["dropout"]),
-        attention_dropout=float(c["dropatt"]),
-    )
-
-
-def renamed(name: Any) -> Any:
-    """Returns the name of a tensor in kimiyoung's code, which keeps its output layers in lists."""
-    match = OUTPUT.fullmatch(name) if isinstance(name, str) else None
-    return f"crit.out_layers.{match[2]}.{match[1]}" if match else name

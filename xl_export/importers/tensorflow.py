@@ -26,159 +26,122 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions, Source, companion_file
-from xl_export.importers.shared.settings import Setting, memory_rule, published
+from xl_export.importers.shared.architecture import Architecture, table_sizes
+from xl_export.importers.shared.checkpoint import ImportOptions, Source
+from xl_export.importers.shared.names import translated
+from xl_export.importers.shared.settings import Setting, published
 from xl_export.importers.shared.state_dict import SCALES, assumed
-from xl_export.importers.shared.transformer_xl import Architecture, checkpoint, table_sizes
 from xl_export.importers.shared.validated import Tensors
-from xl_export.importers.shared.vocabularies import read_vocabulary
+from xl_export.importers.transformer_xl import Project, Settings
 
-PROJECT = "TensorFlow Transformer-XL"
-VOCABULARIES = ("cache.pkl", "vocab.txt", "vocab.json")
 NORM_EPSILON = 1e-12  # of tf.contrib.layers.layer_norm
 OTHERS = re.compile(r"global_step|beta[12]_power(_\d+)?|.*/Adam(_\d+)?")  # of the optimiser
-# From variables below `transformer/` to kimiyoung's names. Kernels are [in, out] and are transposed.
+# From variables to kimiyoung's names. Kernels are [in, out] and are transposed.
 NAMES = {
-    "adaptive_embed/cutoff_{}/lookup_table": "word_emb.emb_layers.{}.weight",
-    "adaptive_embed/cutoff_{}/proj_W": "word_emb.emb_projs.{}",
-    "adaptive_embed/lookup_table": "word_emb.emb_layers.0.weight",
-    "adaptive_embed/proj_W": "word_emb.emb_projs.0",
-    "adaptive_softmax/cutoff_{}/b": "crit.out_layers.{}.bias",
-    "adaptive_softmax/cutoff_{}/proj": "crit.out_projs.{}",
-    "adaptive_softmax/cutoff_0/cluster_W": "crit.cluster_weight",
-    "adaptive_softmax/cutoff_0/cluster_b": "crit.cluster_bias",
-    "adaptive_softmax/bias": "crit.out_layers.0.bias",
-    "layer_{}/rel_attn/qkv/kernel": "layers.{}.dec_attn.qkv_net.weight",
-    "layer_{}/rel_attn/r/kernel": "layers.{}.dec_attn.r_net.weight",
-    "layer_{}/rel_attn/o/kernel": "layers.{}.dec_attn.o_net.weight",
-    "layer_{}/rel_attn/LayerNorm/gamma": "layers.{}.dec_attn.layer_norm.weight",
-    "layer_{}/rel_attn/LayerNorm/beta": "layers.{}.dec_attn.layer_norm.bias",
-    "layer_{}/ff/layer_1/kernel": "layers.{}.pos_ff.CoreNet.0.weight",
-    "layer_{}/ff/layer_1/bias": "layers.{}.pos_ff.CoreNet.0.bias",
-    "layer_{}/ff/layer_2/kernel": "layers.{}.pos_ff.CoreNet.3.weight",
-    "layer_{}/ff/layer_2/bias": "layers.{}.pos_ff.CoreNet.3.bias",
-    "layer_{}/ff/LayerNorm/gamma": "layers.{}.pos_ff.layer_norm.weight",
-    "layer_{}/ff/LayerNorm/beta": "layers.{}.pos_ff.layer_norm.bias",
-    "r_w_bias": "r_w_bias",
-    "r_r_bias": "r_r_bias",
+    "transformer/adaptive_embed/cutoff_{}/lookup_table": "word_emb.emb_layers.{}.weight",
+    "transformer/adaptive_embed/cutoff_{}/proj_W": "word_emb.emb_projs.{}",
+    "transformer/adaptive_embed/lookup_table": "word_emb.emb_layers.0.weight",
+    "transformer/adaptive_embed/proj_W": "word_emb.emb_projs.0",
+    "transformer/adaptive_softmax/cutoff_{}/b": "crit.out_layers.{}.bias",
+    "transformer/adaptive_softmax/cutoff_{}/proj": "crit.out_projs.{}",
+    "transformer/adaptive_softmax/cutoff_0/cluster_W": "crit.cluster_weight",
+    "transformer/adaptive_softmax/cutoff_0/cluster_b": "crit.cluster_bias",
+    "transformer/adaptive_softmax/bias": "crit.out_layers.0.bias",
+    "transformer/layer_{}/rel_attn/qkv/kernel": "layers.{}.dec_attn.qkv_net.weight",
+    "transformer/layer_{}/rel_attn/r/kernel": "layers.{}.dec_attn.r_net.weight",
+    "transformer/layer_{}/rel_attn/o/kernel": "layers.{}.dec_attn.o_net.weight",
+    "transformer/layer_{}/rel_attn/LayerNorm/gamma": "layers.{}.dec_attn.layer_norm.weight",
+    "transformer/layer_{}/rel_attn/LayerNorm/beta": "layers.{}.dec_attn.layer_norm.bias",
+    "transformer/layer_{}/ff/layer_1/kernel": "layers.{}.pos_ff.CoreNet.0.weight",
+    "transformer/layer_{}/ff/layer_1/bias": "layers.{}.pos_ff.CoreNet.0.bias",
+    "transformer/layer_{}/ff/layer_2/kernel": "layers.{}.pos_ff.CoreNet.3.weight",
+    "transformer/layer_{}/ff/layer_2/bias": "layers.{}.pos_ff.CoreNet.3.bias",
+    "transformer/layer_{}/ff/LayerNorm/gamma": "layers.{}.pos_ff.layer_norm.weight",
+    "transformer/layer_{}/ff/LayerNorm/beta": "layers.{}.pos_ff.layer_norm.bias",
+    "transformer/r_w_bias": "r_w_bias",
+    "transformer/r_r_bias": "r_r_bias",
 }
 TRANSPOSED = ("/kernel", "/proj_W", "/proj")
-SCOPE = "transformer/"
 
 
-def recognises(opened: Source) -> bool:
-    return isinstance(opened.content, dict) and any(
-        str(name).startswith(SCOPE + "layer_0/") for name in opened.content
-    )
+class TensorFlow(Project):
+    title = "TensorFlow Transformer-XL"
+    vocabularies = ("cache.pkl", "vocab.txt", "vocab.json")
+    names = NAMES
+    reversed_clusters = False
+    initial_memory = "zeros"
+    beyond_self = 0
+
+    def recognises(self, opened: Source) -> bool:
+        return isinstance(opened.content, dict) and any(
+            str(name).startswith("transformer/layer_0/") for name in opened.content
+        )
+
+    def settings(self, opened: Source) -> Settings:
+        return {}  # names and shapes of the variables show all that there is
+
+    def weights(self, opened: Source) -> tuple[dict[str, Path], Iterator[tuple[Any, Any, Any]]]:
+        return opened.files or {"model": opened.path}, turned(opened.content)
+
+    def architecture(self, t: Tensors, options: ImportOptions, stored: Settings | None) -> Architecture:
+        untied = "r_w_bias" not in t
+        heads, head_dim = t.peek("layers.0.dec_attn.r_w_bias" if untied else "r_w_bias", dimensions=2).shape
+        sizes = table_sizes(t)
+        # With div_val 1 one table serves all clusters, and the biases of the output have their sizes.
+        plain = t.spell("word_emb.emb_layers.0.weight") == "transformer/adaptive_embed/lookup_table"
+        if plain:
+            biases = [f"crit.out_layers.{i}.bias" for i in range(max(t.count("crit.out_layers"), 1))]
+            ends = itertools.accumulate(t.peek(name, dimensions=1).shape[0] for name in biases)
+            sizes["cutoffs"] = tuple(ends)[:-1]
+        return Architecture(
+            layers=t.count("layers"),
+            d_model=t.peek("layers.0.dec_attn.o_net.weight", dimensions=2).shape[0],
+            heads=heads,
+            head_dim=head_dim,
+            tie_weights=True,
+            biases_in_layers=untied,
+            project_same_width=plain or "word_emb.emb_projs.0" in t,
+            norm_epsilon=NORM_EPSILON,
+            **sizes,
+        )
+
+    def defaults(
+        self, facts: Architecture, dataset: str | None, stored: Settings | None
+    ) -> dict[str, Setting]:
+        """The evaluation of the project's scripts for the data set.
+
+        If the data set is unknown, the kind of the vocabulary and the size of the model decide.
+        """
+        if dataset == "lm1b" or facts.cutoffs[:1] == (60000,):
+            return published("lm1b", facts.d_model)
+        if dataset in ("enwik8", "text8") or (dataset is None and not facts.cutoffs):
+            return published("enwik8 and text8", facts.d_model)
+        return published("wt103", facts.d_model)
+
+    def notes(self, opened: Source, facts: Architecture, stored: Settings | None) -> tuple[str, ...]:
+        return assumed(SCALES)
 
 
-def read(opened: Source, options: ImportOptions) -> Checkpoint:
-    """Returns the model in an opened file of variables.
-
-    Raises ArtefactError or ConfigError if something is missing, is wrong or cannot be expressed here.
-    """
-    where = opened.path
-    plain = SCOPE + "adaptive_embed/lookup_table" in opened.content
-    t = Tensors(
-        renamed(opened.content),
-        where=where,
-        project=PROJECT,
-        allow_nonfinite=options.allow_nonfinite,
-    )
-    facts = sizes(t, plain=plain)
-    vocab_path = companion_file(where, VOCABULARIES, options.vocab)
-    found = read_vocabulary(vocab_path, size=facts.vocab_size)
-    settings = options.applied_to(PROJECT, defaults(facts, found.dataset))
-    rule = memory_rule(settings, project=PROJECT, beyond_self=0, initial_memory="zeros")
-    return checkpoint(
-        t,
-        facts,
-        options=options,
-        rule=rule,
-        vocabulary=found,
-        settings=settings,
-        files=(opened.files or {"model": where}) | {"vocabulary": vocab_path},
-        notes=assumed(SCALES),
-    )
+PROJECT = TensorFlow()
 
 
-def renamed(variables: dict[Any, Any]) -> Iterator[tuple[Any, Any, Any]]:
-    """Returns kimiyoung's name, the name and the tensor of each variable; one without such a name keeps its
-    own.
-    """
+def turned(variables: dict[Any, Any]) -> Iterator[tuple[Any, Any, Any]]:
+    """The variables without the optimiser's; kernels are transposed, and u and v are cut into layers."""
     layers = sum(str(name).endswith("/rel_attn/o/kernel") for name in variables)
     for name, variable in variables.items():
         if OTHERS.fullmatch(str(name)):
             continue
-        known = translated(str(name).removeprefix(SCOPE)) if str(name).startswith(SCOPE) else None
-        if (
-            known in ("r_w_bias", "r_r_bias")
-            and isinstance(variable, Tensor)
-            and variable.dim() == 3
-            and len(variable) == layers
-        ):  # untie_r
+        dimensions = variable.dim() if isinstance(variable, Tensor) else 0
+        known = translated(str(name), NAMES)
+        if known in ("r_w_bias", "r_r_bias") and dimensions == 3 and len(variable) == layers:  # untie_r
             for layer, pair in enumerate(variable):
                 yield f"layers.{layer}.dec_attn.{known}", name, pair
-        elif (
-            known is not None
-            and str(name).endswith(TRANSPOSED)
-            and isinstance(variable, Tensor)
-            and variable.dim() == 2
-        ):
-            yield known, name, variable.T
+        elif known != name and str(name).endswith(TRANSPOSED) and dimensions == 2:
+            yield name, name, variable.T
         else:
-            yield known or name, name, variable
-
-
-def sizes(t: Tensors, *, plain: bool) -> Architecture:
-    """Returns the sizes and options that follow from names and shapes.
-
-    plain: whether div_val is 1. Then one table serves all clusters, and the biases of the output have their
-    sizes.
-    """
-    untied = "r_w_bias" not in t
-    heads, head_dim = t.peek("layers.0.dec_attn.r_w_bias" if untied else "r_w_bias", dimensions=2).shape
-    vocab_size, cutoffs, d_embed, div_val = table_sizes(t)
-    if plain:
-        biases = [f"crit.out_layers.{i}.bias" for i in range(max(t.count("crit.out_layers"), 1))]
-        ends = itertools.accumulate(t.peek(name, dimensions=1).shape[0] for name in biases)
-        cutoffs = tuple(ends)[:-1]
-    return Architecture(
-        layers=t.count("layers"),
-        d_model=t.peek("layers.0.dec_attn.o_net.weight", dimensions=2).shape[0],
-        heads=heads,
-        head_dim=head_dim,
-        vocab_size=vocab_size,
-        d_embed=d_embed,
-        div_val=div_val,
-        cutoffs=cutoffs,
-        reversed_clusters=False,
-        tie_weights=True,
-        biases_in_layers=untied,
-        project_same_width=plain or "word_emb.emb_projs.0" in t,
-        norm_epsilon=NORM_EPSILON,
-    )
-
-
-def defaults(facts: Architecture, dataset: str | None) -> dict[str, Setting]:
-    """Returns the evaluation that the project's scripts use for the data set.
-
-    If the data set is unknown, the kind of the vocabulary and the size of the model decide.
-    """
-    if dataset == "lm1b" or facts.cutoffs[:1] == (60000,):
-        return published("lm1b", facts.d_model)
-    if dataset in ("enwik8", "text8") or (dataset is None and not facts.cutoffs):
-        return published("enwik8 and text8", facts.d_model)
-    return published("wt103", facts.d_model)
-
-
-def translated(name: str) -> str | None:
-    """Returns kimiyoung's name of a variable below `transformer/`; None if it has none."""
-    for pattern, known in NAMES.items():
-        if match := re.fullmatch(re.escape(pattern).replace(r"\{\}", r"(\d{1,6})"), name):
-            return known.format(*match.groups())
-    return None
+            yield name, name, variable

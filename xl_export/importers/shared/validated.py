@@ -16,6 +16,7 @@ from torch import Tensor
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.contract.rule import MAX_LENGTH
 from xl_export.importers.pickle import values
+from xl_export.importers.shared.names import back, translated
 
 # The end of a message about a model that no importer reads.
 OWN_MODEL = "export a model of your own code with xl_export.trace (docs/guides/own-model.md)."
@@ -24,19 +25,22 @@ OWN_MODEL = "export a model of your own code with xl_export.trace (docs/guides/o
 class Tensors:
     """The tensors of one checkpoint, which are taken one by one; an unused tensor is an error.
 
-    tensors: for each, the name by which it is taken, its name in the file (for messages), and itself. Two
-    tensors with one name are refused. where: the file. project: the expected origin of the file.
-    allow_nonfinite: whether NaN and infinity are allowed.
+    tensors: for each, its name in the project, its name in the file (for messages), and itself. names: from
+    names in the project to those by which tensors are taken, see `names.py`; two tensors with one name are
+    refused. where: the file. project: the expected origin of the file. allow_nonfinite: whether NaN and
+    infinity are allowed.
     """
 
     def __init__(
         self,
         tensors: Iterable[tuple[Any, Any, Any]],
         *,
+        names: Mapping[str, str],
         where: Path,
         project: str,
         allow_nonfinite: bool,
     ) -> None:
+        self.names = names
         self.where = where
         self.project = project
         self.allow_nonfinite = allow_nonfinite
@@ -50,6 +54,7 @@ class Tensors:
                     f"{where}: {str(in_file)[:80]!r} is a {type(tensor).__name__}; expected a tensor of "
                     f"{project}."
                 )
+            name = translated(name, names)
             if name in self._left:
                 raise ArtefactError(
                     f"{where} has the tensor {self.spell(name)} under two names; expected one."
@@ -61,8 +66,8 @@ class Tensors:
         return name in self._left
 
     def spell(self, name: str) -> str:
-        """Returns the name in the file, for messages; `name` itself for a tensor that is not there."""
-        return values.clean(self._in_file.get(name, name))
+        """Returns the name in the file, for messages, or in the project for a tensor that is not there."""
+        return values.clean(self._in_file.get(name) or back(name, self.names))
 
     def take(self, name: str, *shape: int) -> Tensor:
         """Returns a tensor as float32; it must have exactly this shape.
@@ -99,7 +104,9 @@ class Tensors:
         Raises ArtefactError if it does not fit.
         """
         if name not in self._left:
-            raise ArtefactError(f"{self.where} lacks the tensor {name} of a {self.project} model.")
+            raise ArtefactError(
+                f"{self.where} lacks the tensor {self.spell(name)} of a {self.project} model."
+            )
         if self._left[name].dim() != dimensions:
             found = list(self._left[name].shape)
             raise ArtefactError(
