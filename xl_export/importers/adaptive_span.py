@@ -21,6 +21,7 @@ small as 1e-8, so both facts are part of the model (`SpanConfig.epsilon`).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -30,12 +31,12 @@ from runtimes.base.errors import ArtefactError
 from runtimes.contract.rule import MAX_LENGTH, MemoryRule
 from trainer.model.config import ModelConfig, SpanConfig, VocabularyConfig
 from xl_export.importers.shared.architecture import Architecture, table_sizes
-from xl_export.importers.shared.checkpoint import ImportOptions, Source
+from xl_export.importers.shared.checkpoint import Source
 from xl_export.importers.shared.convert import convert_layer, same
 from xl_export.importers.shared.settings import Setting
 from xl_export.importers.shared.state_dict import assumed, project_of, unread
 from xl_export.importers.shared.validated import Tensors
-from xl_export.importers.transformer_xl import Project, Settings, with_more
+from xl_export.importers.transformer_xl import Project, Reading, Settings
 
 SPAN = "adaptive_span._mask"
 OF_TRAINING = ("iter_no", "logger", "optimizer", "scheduler_iter")  # next to the weights, and not read
@@ -70,7 +71,8 @@ class AdaptiveSpan(Project):
     def settings(self, opened: Source) -> Settings:
         return {}  # names and shapes of the tensors show all that there is
 
-    def architecture(self, t: Tensors, options: ImportOptions, stored: Settings | None) -> Architecture:
+    def architecture(self, r: Reading) -> Architecture:
+        t = r.t
         """Sizes by the shapes of the tensors; spans have a usual ramp."""
         _, head_dim, span = t.peek("key_pe", dimensions=3).shape
         d_model = t.peek("layers.0.dec_attn.q_net.weight", dimensions=2).shape[0]
@@ -82,60 +84,59 @@ class AdaptiveSpan(Project):
         sizes = table_sizes(t)
         memory = "layers.0.attn.attn.persistent_memory.key"
         persistent = t.peek(memory, dimensions=3).shape[2] if memory in t else 0
-        facts = Architecture(
+        spans = f"layers.0.attn.attn.{SPAN}.current_val" in t
+        return Architecture(
             layers=t.count("layers"),
             d_model=d_model,
             heads=d_model // head_dim,
             head_dim=head_dim,
             d_ff=0 if persistent else None,
             tie_weights=None if sizes["cutoffs"] else False,  # only tables of clusters may be shared
+            more={
+                "positions": "learned",
+                "context": span + 1,
+                "sublayers": "all-attention" if persistent else "feed-forward",
+                "persistent": persistent,
+                "span": SpanConfig(maximum=span, epsilon=EPSILON) if spans else None,
+                "vocabulary": VocabularyConfig(
+                    cutoffs=sizes["cutoffs"], div_val=sizes["div_val"], scale=bool(sizes["cutoffs"])
+                ),
+            },
             **sizes,
         )
-        if persistent:
-            facts = with_more(facts, sublayers="all-attention", persistent=persistent)
-        if f"layers.0.attn.attn.{SPAN}.current_val" in t:
-            facts = with_more(facts, span=SpanConfig(maximum=span, epsilon=EPSILON))
-        scaled = bool(facts.cutoffs)
-        vocabulary = VocabularyConfig(cutoffs=facts.cutoffs, div_val=facts.div_val, scale=scaled)
-        return with_more(facts, positions="learned", context=span + 1, vocabulary=vocabulary)
 
-    def defaults(
-        self, facts: Architecture, dataset: str | None, stored: Settings | None
-    ) -> dict[str, Setting]:
+    def defaults(self, r: Reading) -> dict[str, Setting]:
         """The block size and ramp of the project's scripts; scores depend only on the ramp."""
         known = {"segment": Setting(512, "in the project's scripts for enwik8 and text8")}
-        if facts.cutoffs:
+        if r.facts.cutoffs:
             known = {"segment": Setting(256, "in the project's scripts for wiki103")}
-        return known | (
-            {"ramp": Setting(32, "in all scripts of the project")} if "span" in facts.more else {}
-        )
+        if r.facts.more["span"]:
+            known["ramp"] = Setting(32, "in all scripts of the project")
+        return known
 
-    def under_rule(
-        self, t: Tensors, facts: Architecture, chosen: dict[str, Setting], stored: Settings | None
-    ) -> tuple[Architecture, MemoryRule]:
-        if "span" in facts.more:
-            span = facts.more["span"]
-            ramp = chosen["ramp"].value
-            facts = with_more(facts, span=SpanConfig(maximum=span.maximum, ramp=ramp, epsilon=EPSILON))
-        return facts, MemoryRule(
-            mem_len=facts.more["context"] - 1,
-            segment=chosen["segment"].value,
+    def rule(self, r: Reading) -> MemoryRule:
+        if span := r.facts.more["span"]:
+            r.add(span=replace(span, ramp=r.chosen["ramp"].value))
+        return MemoryRule(
+            mem_len=r.facts.more["context"] - 1,
+            segment=r.chosen["segment"].value,
             include_self=False,
             initial_memory="zeros",
         )
 
-    def notes(self, opened: Source, facts: Architecture, stored: Settings | None) -> tuple[str, ...]:
+    def notes(self, r: Reading) -> tuple[str, ...]:
         return (
             *assumed("the activation ReLU and attention scores over sqrt(head_dim)"),
-            *unread(opened.content, OF_TRAINING),
+            *unread(r.opened.content, OF_TRAINING),
         )
 
-    def positions(self, t: Tensors, config: ModelConfig) -> dict[str, Tensor]:
+    def positions(self, r: Reading, config: ModelConfig) -> dict[str, Tensor]:
         # The nearest position comes first; it has distance 1.
-        by_distance = t.take("key_pe", 1, config.head_dim, config.context - 1)[0].T.flip(0)
+        by_distance = r.t.take("key_pe", 1, config.head_dim, config.context - 1)[0].T.flip(0)
         return {"positions.table": torch.cat([torch.zeros(1, config.head_dim), by_distance])}
 
-    def layer(self, t: Tensors, config: ModelConfig, facts: Architecture, layer: int) -> dict[str, Tensor]:
+    def layer(self, r: Reading, config: ModelConfig, layer: int) -> dict[str, Tensor]:
+        t = r.t
         H, K, N = config.heads, config.head_dim, config.persistent
         parts = convert_layer(t, config, layer, ("q", "k", "v"))
         source = f"layers.{layer}.attn.attn."

@@ -19,13 +19,12 @@ from runtimes.base.errors import ArtefactError
 from xl_export.importers.huggingface import HuggingFace, checked_config
 from xl_export.importers.kimiyoung import of_last_run
 from xl_export.importers.pickle.values import Foreign, clean
-from xl_export.importers.shared.architecture import Architecture
-from xl_export.importers.shared.checkpoint import ImportOptions, Source, companion_file
+from xl_export.importers.shared.checkpoint import Source, companion_file
 from xl_export.importers.shared.settings import Setting
 from xl_export.importers.shared.state_dict import project_of, state_in
 from xl_export.importers.shared.validated import Table, checked, fixed, ignored, optional, taken, whole
 from xl_export.importers.shared.vocabularies import ReadVocabulary, read_lines, read_vocabulary, vocabulary
-from xl_export.importers.transformer_xl import Settings
+from xl_export.importers.transformer_xl import Reading, Settings
 
 SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
 OVERWRITE = "#fairseq:overwrite"
@@ -66,24 +65,21 @@ class Fairseq(HuggingFace):
         described["d_embed"] = described["d_model"]
         if isinstance(described["cutoffs"], list | tuple):
             described["cutoffs"] = [n for n in described["cutoffs"] if type(n) is not int or n < size]
-        given = {*model, *(["segment"] if task["tokens_per_sample"] else [])}
+        given = {*model, *(["tgt_len"] if task["tokens_per_sample"] else [])}
         segment = task["tokens_per_sample"] or TOKENS_PER_SAMPLE
         return checked_config(described, opened.path) | {"tgt_len": segment, "given": given}
 
-    def vocabulary(self, opened: Source, options: ImportOptions, size: int) -> tuple[Path, ReadVocabulary]:
-        path = companion_file(opened.path, self.vocabularies, options.vocab)
-        return path, read_dictionary(path, size=size)
+    def vocabulary(self, r: Reading) -> tuple[Path, ReadVocabulary]:
+        path = companion_file(r.opened.path, self.vocabularies, r.options.vocab)
+        return path, read_dictionary(path, size=r.facts.vocab_size)
 
-    def defaults(
-        self, facts: Architecture, dataset: str | None, stored: Settings | None
-    ) -> dict[str, Setting]:
-        assert stored is not None
-        known = of_last_run(stored, origin="the file")
-        words = {"mask": "same_length"}
-        return {
-            name: setting if words.get(name, name) in stored["given"] else Setting(setting.value, BY_DEFAULT)
-            for name, setting in known.items()
-        }
+    def defaults(self, r: Reading) -> dict[str, Setting]:
+        assert r.stored is not None
+        known = of_last_run(r.stored, origin="the file")
+        for name in {"mem_len", "tgt_len", "same_length", "clamp_len"} - r.stored["given"]:
+            ours = {"tgt_len": "segment", "same_length": "mask"}.get(name, name)
+            known[ours] = Setting(known[ours].value, BY_DEFAULT)
+        return known
 
 
 PROJECT = Fairseq()

@@ -29,7 +29,6 @@ from xl_export.importers.kimiyoung import of_last_run
 from xl_export.importers.pickle import values
 from xl_export.importers.pickle.read import read_pickle
 from xl_export.importers.pickle.tensors import read_safetensors
-from xl_export.importers.shared.architecture import Architecture
 from xl_export.importers.shared.checkpoint import Source
 from xl_export.importers.shared.settings import Setting, published
 from xl_export.importers.shared.state_dict import bare_name, project_of
@@ -48,7 +47,7 @@ from xl_export.importers.shared.validated import (
     truths,
     whole,
 )
-from xl_export.importers.transformer_xl import Project, Settings
+from xl_export.importers.transformer_xl import Project, Reading, Settings
 
 CONFIG = "config.json"
 SAFETENSORS = "model.safetensors"
@@ -80,7 +79,7 @@ SEGMENT = published("wt103", d_model=1024)["segment"]
 
 class HuggingFace(Project):
     title = "Hugging Face TransfoXL"
-    vocabularies = ("vocab.pkl", "vocab.bin", "vocab.txt")
+    vocabularies: ClassVar[tuple[str, ...]] = ("vocab.pkl", "vocab.bin", "vocab.txt")
     names: ClassVar[Mapping[str, str]] = {"transformer.*": "*"}
     reversed_clusters = False
     initial_memory = "zeros"
@@ -107,13 +106,11 @@ class HuggingFace(Project):
         files |= {f"shard {number}": path for number, path in enumerate(shards, 1)}
         return files, ((bare_name(name), name, tensor) for name, tensor in state.items())
 
-    def defaults(
-        self, facts: Architecture, dataset: str | None, stored: Settings | None
-    ) -> dict[str, Setting]:
+    def defaults(self, r: Reading) -> dict[str, Setting]:
         """config.json does not hold the segment; 128 is what was published with the model of WikiText-103."""
-        if stored is None:
+        if r.stored is None:
             return {"segment": SEGMENT}
-        return of_last_run(stored, origin=CONFIG) | {"segment": SEGMENT}
+        return of_last_run(r.stored, origin=CONFIG) | {"segment": SEGMENT}
 
 
 PROJECT = HuggingFace()

@@ -25,7 +25,6 @@ from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.contract.rule import MemoryRule
 from xl_export.importers.pickle import values
 from xl_export.importers.pickle.values import Foreign
-from xl_export.importers.shared.architecture import Architecture
 from xl_export.importers.shared.checkpoint import Source
 from xl_export.importers.shared.settings import Setting, published
 from xl_export.importers.shared.state_dict import project_of
@@ -37,7 +36,6 @@ from xl_export.importers.shared.validated import (
     OWN_MODEL,
     TRUTH,
     Table,
-    Tensors,
     checked,
     checked_setting,
     fixed,
@@ -47,7 +45,7 @@ from xl_export.importers.shared.validated import (
     taken,
     whole,
 )
-from xl_export.importers.transformer_xl import Project, Settings, with_more
+from xl_export.importers.transformer_xl import Project, Reading, Settings
 
 MAX_PARTS = 1_000_000
 
@@ -70,33 +68,25 @@ class Kimiyoung(Project):
         tensors = module_tensors(opened.content, opened.path)
         return {"model": opened.path}, ((name, name, tensor) for name, tensor in tensors)
 
-    def defaults(
-        self, facts: Architecture, dataset: str | None, stored: Settings | None
-    ) -> dict[str, Setting]:
-        """The evaluation that the project published for this data set and size.
-
-        If it published none, the lengths are from the module's last run.
-        """
-        if facts.attention_type in (2, 3):
+    def defaults(self, r: Reading) -> dict[str, Setting]:
+        """The evaluation that the project published; if it published none, the module's last run."""
+        if r.facts.attention_type in (2, 3):
             only = "the only value that can be expressed"
             known = {"mem_len": Setting(0, only), "mask": Setting("full", only)}
-            if facts.attention_type == 2:
+            if r.facts.attention_type == 2:
                 known["clamp_len"] = Setting(0, "none")
-            if stored is not None:
-                known["segment"] = Setting(stored["tgt_len"] + stored["ext_len"], "the file")
+            if r.stored is not None:
+                known["segment"] = Setting(r.stored["tgt_len"] + r.stored["ext_len"], "the file")
             return known
-        if dataset in ("enwik8", "text8", "wt103", "lm1b"):
-            return published(dataset, facts.d_model)
-        return {} if stored is None else of_last_run(stored, origin="the file")
+        if r.dataset in ("enwik8", "text8", "wt103", "lm1b"):
+            return published(r.dataset, r.facts.d_model)
+        return {} if r.stored is None else of_last_run(r.stored, origin="the file")
 
-    def under_rule(
-        self, t: Tensors, facts: Architecture, chosen: dict[str, Setting], stored: Settings | None
-    ) -> tuple[Architecture, MemoryRule]:
-        kind = facts.attention_type
+    def rule(self, r: Reading) -> MemoryRule:
+        kind = r.facts.attention_type
         if kind in (2, 3):
-            trained = sum(stored[name] for name in ("tgt_len", "ext_len", "mem_len")) if stored else 0
-            return self._without_memory(t, facts, chosen, trained)
-        facts, rule = super().under_rule(t, facts, chosen, stored)
+            return _without_memory(r)
+        rule = super().rule(r)
         # The clamp keeps the nearest clamp_len vectors, of which the first is for distance 0.
         if kind == 1 and rule.clamp_len is not None:
             if rule.clamp_len == 1:
@@ -105,34 +95,32 @@ class Kimiyoung(Project):
                     "--clamp-len 2 or more."
                 )
             rule = replace(rule, clamp_len=rule.clamp_len - 1)
-        return facts, rule
+        return rule
 
-    def _without_memory(
-        self, t: Tensors, facts: Architecture, chosen: dict[str, Setting], trained: int
-    ) -> tuple[Architecture, MemoryRule]:
-        """trained: the positions that a model of attn_type 2 was trained with, or 0 if they are not known."""
-        kind = facts.attention_type
-        segment = chosen["segment"].value
-        rule = MemoryRule(mem_len=0, segment=segment, mask="full")
-        if chosen["mem_len"].value or chosen["mask"].value != "full":
-            raise ConfigError(
-                f"attn_type {kind} with memory adds positions to the remembered states, and this project "
-                "cannot do that; give --mem-len 0 --mask full, as the project evaluates such models."
-            )
-        if kind == 2:
-            clamp_len = chosen["clamp_len"].value
-            return with_more(facts, context=clamp_len + 1 if clamp_len else max(segment, trained)), rule
-        rows = t.peek("r_emb", dimensions=4).shape[1]  # the positions that it learned
-        if segment > rows:
-            raise ConfigError(
-                f"segment is {segment} and this model has {rows} positions; give --segment {rows} or less."
-            )
-        return facts, rule
+    def notes(self, r: Reading) -> tuple[str, ...]:
+        if r.stored is None:
+            return super().notes(r)
+        return (f"attn_type {r.facts.attention_type}, last run with {lengths(r.stored)}",)
 
-    def notes(self, opened: Source, facts: Architecture, stored: Settings | None) -> tuple[str, ...]:
-        if stored is None:
-            return super().notes(opened, facts, stored)
-        return (f"attn_type {facts.attention_type}, last run with {lengths(stored)}",)
+
+def _without_memory(r: Reading) -> MemoryRule:
+    """The rule of attn_types 2 and 3, which depends on the positions that they know."""
+    kind = r.facts.attention_type
+    segment = r.chosen["segment"].value
+    if r.chosen["mem_len"].value or r.chosen["mask"].value != "full":
+        raise ConfigError(
+            f"attn_type {kind} with memory adds positions to the remembered states, and this project "
+            "cannot do that; give --mem-len 0 --mask full, as the project evaluates such models."
+        )
+    if kind == 2:
+        trained = sum(r.stored[name] for name in ("tgt_len", "ext_len", "mem_len")) if r.stored else 0
+        clamp_len = r.chosen["clamp_len"].value
+        r.add(context=clamp_len + 1 if clamp_len else max(segment, trained))
+    elif segment > (rows := r.t.peek("r_emb", dimensions=4).shape[1]):  # the positions that it learned
+        raise ConfigError(
+            f"segment is {segment} and this model has {rows} positions; give --segment {rows} or less."
+        )
+    return MemoryRule(mem_len=0, segment=segment, mask="full")
 
 
 PROJECT = Kimiyoung()

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from runtimes.base.errors import ArtefactError
 from xl_export.importers.kimiyoung import LENGTHS, lengths
 from xl_export.importers.shared.architecture import Architecture
-from xl_export.importers.shared.checkpoint import ImportOptions, Source
+from xl_export.importers.shared.checkpoint import Source
 from xl_export.importers.shared.convert import same
 from xl_export.importers.shared.settings import Setting, published
 from xl_export.importers.shared.state_dict import project_of, unread
@@ -39,7 +39,7 @@ from xl_export.importers.shared.validated import (
     whole,
 )
 from xl_export.importers.shared.vocabularies import ReadVocabulary, vocabulary
-from xl_export.importers.transformer_xl import Project, Settings
+from xl_export.importers.transformer_xl import Project, Reading, Settings
 
 OF_TRAINING = frozenset(
     {"args", "model_config", "optimizer_state", "scheduler_state", "rng_states", "memory", "vocab"}
@@ -67,28 +67,24 @@ class Nvidia(Project):
         clusters = 1 + (len(cutoffs) if isinstance(cutoffs, list | tuple) else 0)
         return checked(config, model_config(clusters), where=opened.path, inside="model_config.")
 
-    def architecture(self, t: Tensors, options: ImportOptions, stored: Settings | None) -> Architecture:
-        drop_shared_projections(t)
-        return super().architecture(t, options, stored)
+    def architecture(self, r: Reading) -> Architecture:
+        drop_shared_projections(r.t)
+        return super().architecture(r)
 
-    def vocabulary(
-        self, opened: Source, options: ImportOptions, size: int
-    ) -> tuple[Path | None, ReadVocabulary]:
-        inside = opened.content.get("vocab") if _is_whole(opened.content) else None
-        if options.vocab is None and inside is not None:
-            return None, vocabulary(inside, where=opened.path, size=size)
-        return super().vocabulary(opened, options, size)
+    def vocabulary(self, r: Reading) -> tuple[Path | None, ReadVocabulary]:
+        inside = r.opened.content.get("vocab") if r.stored is not None else None
+        if r.options.vocab is None and inside is not None:
+            return None, vocabulary(inside, where=r.opened.path, size=r.facts.vocab_size)
+        return super().vocabulary(r)
 
-    def defaults(
-        self, facts: Architecture, dataset: str | None, stored: Settings | None
-    ) -> dict[str, Setting]:
-        return published("wt103", facts.d_model)
+    def defaults(self, r: Reading) -> dict[str, Setting]:
+        return published("wt103", r.facts.d_model)
 
-    def notes(self, opened: Source, facts: Architecture, stored: Settings | None) -> tuple[str, ...]:
-        if stored is None:
-            return super().notes(opened, facts, stored)
-        trained = f"attn_type {facts.attention_type}, trained with {lengths(stored)}"
-        return (trained, *unread(opened.content, OF_TRAINING))
+    def notes(self, r: Reading) -> tuple[str, ...]:
+        if r.stored is None:
+            return super().notes(r)
+        trained = f"attn_type {r.facts.attention_type}, trained with {lengths(r.stored)}"
+        return (trained, *unread(r.opened.content, OF_TRAINING))
 
 
 PROJECT = Nvidia()

@@ -32,12 +32,11 @@ from typing import Any
 from torch import Tensor
 
 from xl_export.importers.shared.architecture import Architecture, table_sizes
-from xl_export.importers.shared.checkpoint import ImportOptions, Source
+from xl_export.importers.shared.checkpoint import Source
 from xl_export.importers.shared.names import translated
 from xl_export.importers.shared.settings import Setting, published
 from xl_export.importers.shared.state_dict import SCALES, assumed
-from xl_export.importers.shared.validated import Tensors
-from xl_export.importers.transformer_xl import Project, Settings
+from xl_export.importers.transformer_xl import Project, Reading, Settings
 
 NORM_EPSILON = 1e-12  # of tf.contrib.layers.layer_norm
 OTHERS = re.compile(r"global_step|beta[12]_power(_\d+)?|.*/Adam(_\d+)?")  # of the optimiser
@@ -88,7 +87,8 @@ class TensorFlow(Project):
     def weights(self, opened: Source) -> tuple[dict[str, Path], Iterator[tuple[Any, Any, Any]]]:
         return opened.files or {"model": opened.path}, turned(opened.content)
 
-    def architecture(self, t: Tensors, options: ImportOptions, stored: Settings | None) -> Architecture:
+    def architecture(self, r: Reading) -> Architecture:
+        t = r.t
         untied = "r_w_bias" not in t
         heads, head_dim = t.peek("layers.0.dec_attn.r_w_bias" if untied else "r_w_bias", dimensions=2).shape
         sizes = table_sizes(t)
@@ -110,20 +110,18 @@ class TensorFlow(Project):
             **sizes,
         )
 
-    def defaults(
-        self, facts: Architecture, dataset: str | None, stored: Settings | None
-    ) -> dict[str, Setting]:
+    def defaults(self, r: Reading) -> dict[str, Setting]:
         """The evaluation of the project's scripts for the data set.
 
         If the data set is unknown, the kind of the vocabulary and the size of the model decide.
         """
-        if dataset == "lm1b" or facts.cutoffs[:1] == (60000,):
-            return published("lm1b", facts.d_model)
-        if dataset in ("enwik8", "text8") or (dataset is None and not facts.cutoffs):
-            return published("enwik8 and text8", facts.d_model)
-        return published("wt103", facts.d_model)
+        if r.dataset == "lm1b" or r.facts.cutoffs[:1] == (60000,):
+            return published("lm1b", r.facts.d_model)
+        if r.dataset in ("enwik8", "text8") or (r.dataset is None and not r.facts.cutoffs):
+            return published("enwik8 and text8", r.facts.d_model)
+        return published("wt103", r.facts.d_model)
 
-    def notes(self, opened: Source, facts: Architecture, stored: Settings | None) -> tuple[str, ...]:
+    def notes(self, r: Reading) -> tuple[str, ...]:
         return assumed(SCALES)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -37,8 +38,28 @@ PROJECTIONS = {0: ("qkv",), 1: ("qkv",), 2: ("q", "kv"), 3: ("q", "kv")}
 Settings = Mapping[str, Any]
 
 
+@dataclass
+class Reading:
+    """A checkpoint that is being read; `Project.read` sets the fields in this order."""
+
+    opened: Source
+    options: ImportOptions
+    #: The settings that the checkpoint holds, checked, in the project's words; None for bare tensors.
+    stored: Settings | None
+    t: Tensors
+    facts: Architecture = field(init=False)
+    #: Name of the data set, if the vocabulary has one.
+    dataset: str | None = None
+    #: The settings of the evaluation.
+    chosen: dict[str, Setting] = field(default_factory=dict)
+
+    def add(self, **fields: Any) -> None:
+        """Adds fields of `ModelConfig` to the architecture."""
+        self.facts = dataclasses.replace(self.facts, more=self.facts.more | fields)
+
+
 class Project:
-    """One project. The methods do what suits most; each is replaced by the projects that differ."""
+    """One project. The methods do what suits most projects; the others replace them."""
 
     #: Name for messages and records.
     title: ClassVar[str]
@@ -67,31 +88,26 @@ class Project:
         t = Tensors(
             state, names=self.names, where=where, project=self.title, allow_nonfinite=options.allow_nonfinite
         )
-        facts = self.architecture(t, options, stored)
-        vocabulary_file, found = self.vocabulary(opened, options, facts.vocab_size)
-        known = self.defaults(facts, found.dataset, stored)
-        if stored is None:
-            chosen = self._chosen_for_tensors(opened, options, known, facts)
-        else:
-            chosen = options.applied_to(self.title, known)
-        facts, rule = self.under_rule(t, facts, chosen, stored)
-        config, tensors = self._converted(t, facts)
+        r = Reading(opened, options, stored, t)
+        r.facts = self.architecture(r)
+        vocabulary_file, found = self.vocabulary(r)
+        r.dataset = found.dataset
+        known = self.defaults(r)
+        r.chosen = options.applied_to(self.title, known) if stored is not None else self._needed(r, known)
+        rule = self.rule(r)
+        config, tensors = self._converted(r)
         return Checkpoint(
             config=config,
             tensors=tensors,
             rule=rule,
             vocab=found.vocab,
-            settings=chosen,
+            settings=r.chosen,
             files=files | ({} if vocabulary_file is None else {"vocabulary": vocabulary_file}),
-            notes=(
-                *self.notes(opened, facts, stored),
-                *found.notes,
-                *options.notes_on(t, config, chosen),
-            ),
+            notes=(*self.notes(r), *found.notes, *options.notes_on(t, config, r.chosen)),
         )
 
     def settings(self, opened: Source) -> Settings | None:
-        """The settings that the checkpoint holds, checked, in the project's words; None for bare tensors."""
+        """`Reading.stored`; raises ArtefactError for a setting that is unknown or is not computed here."""
         return None
 
     def weights(self, opened: Source) -> tuple[dict[str, Path], Iterable[tuple[Any, Any, Any]]]:
@@ -99,97 +115,81 @@ class Project:
         state = state_in(opened.content) or {}
         return {"model": opened.path}, ((bare_name(name), name, tensor) for name, tensor in state.items())
 
-    def architecture(self, t: Tensors, options: ImportOptions, stored: Settings | None) -> Architecture:
+    def architecture(self, r: Reading) -> Architecture:
         """Sizes and options of the model."""
-        return from_tensors(t, options) if stored is None else Architecture.of(stored)
+        return from_tensors(r.t, r.options) if r.stored is None else Architecture.of(r.stored)
 
-    def vocabulary(
-        self, opened: Source, options: ImportOptions, size: int
-    ) -> tuple[Path | None, ReadVocabulary]:
+    def vocabulary(self, r: Reading) -> tuple[Path | None, ReadVocabulary]:
         """The file of the vocabulary, None for the checkpoint itself; and the vocabulary."""
-        path = companion_file(opened.path, self.vocabularies, options.vocab)
-        return path, read_vocabulary(path, size=size)
+        path = companion_file(r.opened.path, self.vocabularies, r.options.vocab)
+        return path, read_vocabulary(path, size=r.facts.vocab_size)
 
-    def defaults(
-        self, facts: Architecture, dataset: str | None, stored: Settings | None
-    ) -> dict[str, Setting]:
-        """The evaluation that the file, or the project, gives for these sizes and this data set."""
+    def defaults(self, r: Reading) -> dict[str, Setting]:
+        """The evaluation by the file, or by what the project published for these sizes and this data set."""
         raise NotImplementedError
 
-    def under_rule(
-        self, t: Tensors, facts: Architecture, chosen: dict[str, Setting], stored: Settings | None
-    ) -> tuple[Architecture, MemoryRule]:
-        """The memory rule of the settings, and the architecture, of which some facts may depend on it.
+    def rule(self, r: Reading) -> MemoryRule:
+        """The memory rule of the settings; some facts of the architecture may depend on it.
 
         Raises ConfigError if the rule cannot be expressed here.
         """
-        return facts, memory_rule(
-            chosen, project=self.title, beyond_self=self.beyond_self, initial_memory=self.initial_memory
+        return memory_rule(
+            r.chosen, project=self.title, beyond_self=self.beyond_self, initial_memory=self.initial_memory
         )
 
-    def notes(self, opened: Source, facts: Architecture, stored: Settings | None) -> tuple[str, ...]:
+    def notes(self, r: Reading) -> tuple[str, ...]:
         """Sentences on decisions, and on what was not read."""
-        return state_notes(opened.content, facts.attention_type) if stored is None else ()
+        return state_notes(r.opened.content, r.facts.attention_type) if r.stored is None else ()
 
-    def layer(self, t: Tensors, config: ModelConfig, facts: Architecture, layer: int) -> dict[str, Tensor]:
+    def layer(self, r: Reading, config: ModelConfig, layer: int) -> dict[str, Tensor]:
         """The tensors of a layer, by their names in a block of the model."""
-        return convert_layer(t, config, layer, PROJECTIONS[facts.attention_type])
+        return convert_layer(r.t, config, layer, PROJECTIONS[r.facts.attention_type])
 
-    def positions(self, t: Tensors, config: ModelConfig) -> dict[str, Tensor]:
+    def positions(self, r: Reading, config: ModelConfig) -> dict[str, Tensor]:
         """The tensors that depend on positions."""
-        return convert_positions(t, config)
+        return convert_positions(r.t, config)
 
-    def _converted(self, t: Tensors, facts: Architecture) -> tuple[ModelConfig, dict[str, Tensor]]:
+    def _converted(self, r: Reading) -> tuple[ModelConfig, dict[str, Tensor]]:
         """The configuration, and the tensors under the names of this project.
 
         Raises ArtefactError for a tensor that is missing, has another shape or has no place in the model.
         """
         config, tensors = convert_vocabulary(
-            t,
-            model_config(t, facts),
+            r.t,
+            model_config(r.t, r.facts),
             reversed_clusters=self.reversed_clusters,
-            tie_weights=facts.tie_weights,
-            tie_projections=facts.tie_projections,
+            tie_weights=r.facts.tie_weights,
+            tie_projections=r.facts.tie_projections,
         )
-        tensors |= self.positions(t, config)
+        tensors |= self.positions(r, config)
         for layer in range(config.layers):
-            parts = self.layer(t, config, facts, layer)
+            parts = self.layer(r, config, layer)
             tensors |= {f"blocks.{layer}.{name}": tensor for name, tensor in parts.items()}
-        t.finish()
+        r.t.finish()
         return config, tensors
 
-    def _chosen_for_tensors(
-        self, opened: Source, options: ImportOptions, known: dict[str, Setting], facts: Architecture
-    ) -> dict[str, Setting]:
-        """The settings of the evaluation, and those of the model that tensors do not show.
+    def _needed(self, r: Reading, known: dict[str, Setting]) -> dict[str, Setting]:
+        """The settings for bare tensors: of the evaluation, and of the model if tensors do not show them.
 
         Raises ConfigError, which names the missing keys, if another setting is needed.
         """
+        by_shape = {"n_head": r.facts.heads, "cutoffs": r.facts.cutoffs}
+        given = {name: value for name, value in by_shape.items() if r.options.chosen(name) is not None}
         assumed = {"pre_lnorm": Setting(False, "assumed: not in a state dict")}
-        by_shape = {"n_head": facts.heads, "cutoffs": facts.cutoffs}
-        assumed |= {
-            name: Setting(value, "the tensors")
-            for name, value in by_shape.items()
-            if options.chosen(name) is not None
-        }
-        needed = [name for name in NEEDED if name != "clamp_len" or facts.attention_type != 3]
-        settings = options.applied_to(self.title, dict.fromkeys(needed, Setting(None, "")) | known | assumed)
-        if missing := [name for name in needed if settings[name].value is None]:
+        assumed |= {name: Setting(value, "the tensors") for name, value in given.items()}
+        needed = [name for name in NEEDED if name != "clamp_len" or r.facts.attention_type != 3]
+        chosen = r.options.applied_to(self.title, dict.fromkeys(needed, Setting(None, "")) | known | assumed)
+        if missing := [name for name in needed if chosen[name].value is None]:
             keys = ", ".join(f'"{NEEDED[name]}"' for name in missing)
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
             raise ConfigError(
-                f"{opened.path} is a bare state dict, which does not say how its model is evaluated; give "
+                f"{r.opened.path} is a bare state dict, which does not say how its model is evaluated; give "
                 f"{flags}, or {keys} in a file with --settings."
             )
-        for name, value in by_shape.items():
-            if name in settings and settings[name].value != value:
+        for name, value in given.items():
+            if chosen[name].value != value:
                 raise ArtefactError(
-                    f"{opened.path}: {name} is {value} by the shapes of the tensors, and "
-                    f"{settings[name].value} is given ({settings[name].origin}); leave {name} out."
+                    f"{r.opened.path}: {name} is {value} by the shapes of the tensors, and "
+                    f"{chosen[name].value} is given ({chosen[name].origin}); leave {name} out."
                 )
-        return settings
-
-
-def with_more(facts: Architecture, **more: Any) -> Architecture:
-    """The architecture with further fields of `ModelConfig`."""
-    return dataclasses.replace(facts, more=facts.more | more)
+        return chosen

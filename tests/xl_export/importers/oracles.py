@@ -74,7 +74,7 @@ def read(source: Path | Source, vocab: Path | None = None, **settings: Any) -> C
     """What the importer of its format makes of a checkpoint, without a run."""
     opened = open_source(source) if isinstance(source, Path) else source
     options = ImportOptions(settings=Settings(**settings).chosen("option"), vocab=vocab)
-    checkpoint: Checkpoint = FORMATS[recognise(opened)].module.read(opened, options)
+    checkpoint: Checkpoint = FORMATS[recognise(opened)].project.read(opened, options)
     return checkpoint
 
 

@@ -140,7 +140,7 @@ def wrong_attention(factor: float, query: Tensor, *others: Tensor, **options: An
 
 def checkpoint_of(folder: Path) -> Checkpoint:
     opened = formats.open_source(folder)
-    return FORMATS[formats.recognise(opened)].module.read(opened, ImportOptions())
+    return FORMATS[formats.recognise(opened)].project.read(opened, ImportOptions())
 
 
 def test_a_pickle_posing_as_a_configuration_is_no_format(tmp_path: Path) -> None:
@@ -218,12 +218,16 @@ SCRIPTS: dict[str, tuple[str, tuple[int, ...], int, int, int, int]] = {
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_published_settings_are_those_of_the_scripts(script: str) -> None:
     dataset, cutoffs, d_model, segment, mem_len, clamp_len = SCRIPTS[script]
-    facts: Any = SimpleNamespace(d_model=d_model, cutoffs=cutoffs, attention_type=0)
+    facts = SimpleNamespace(d_model=d_model, cutoffs=cutoffs, attention_type=0)
+
+    def read(dataset: str | None) -> Any:
+        return SimpleNamespace(facts=facts, dataset=dataset, stored=None)
+
     expected = {"mem_len": mem_len, "segment": segment, "mask": "same-length", "clamp_len": clamp_len}
     found = [
-        tensorflow.defaults(facts, dataset),
-        tensorflow.defaults(facts, None),  # a vocab.txt does not name the data set
-        kimiyoung.defaults(dataset, facts, None),
+        tensorflow.PROJECT.defaults(read(dataset)),
+        tensorflow.PROJECT.defaults(read(None)),  # a vocab.txt does not name the data set
+        kimiyoung.PROJECT.defaults(read(dataset)),
     ]
     assert [{name: setting.value for name, setting in each.items()} for each in found] == [expected] * len(
         found

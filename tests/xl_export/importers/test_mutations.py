@@ -130,7 +130,7 @@ def mutate(root: Any, draw: random.Random) -> Any:
 @pytest.mark.parametrize("kind", SOURCES)
 def test_a_mutated_checkpoint_is_read_or_refused(kind: str, count: int, tmp_path: Path) -> None:
     source, options = SOURCES[kind](tmp_path)
-    draw, format_, messages = random.Random(kind), FORMATS[recognise(source)].module, []
+    draw, format_, messages = random.Random(kind), FORMATS[recognise(source)].project, []
     for _ in range(count):
         changed = Source(path=source.path, content=mutate(source.content, draw))
         try:

@@ -17,9 +17,8 @@ def translated(name: str, names: Mapping[str, str]) -> str:
     """The name in the other project."""
     for pattern, target in names.items():
         if match := _compiled(pattern).fullmatch(name):
-            for part in match.groups():
-                target = PLACE.sub(lambda _, part=part: part, target, count=1)
-            return target
+            pieces = PLACE.split(target)
+            return pieces[0] + "".join(map("".join, zip(match.groups(), pieces[1:], strict=True)))
     return name
 
 

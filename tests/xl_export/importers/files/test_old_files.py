@@ -50,7 +50,7 @@ def test_modules_around_the_model_are_taken_off(
     for content in (module, {"epoch": 3, "model": module}):
         monkeypatch.setattr(formats, "read_pickle", lambda path, content=content: content)
         opened = formats.open_source(BYTES / "model.pt")
-        checkpoint = kimiyoung.read(opened, ImportOptions())
+        checkpoint = kimiyoung.PROJECT.read(opened, ImportOptions())
         assert checkpoint.config.layers == 4
 
 
@@ -66,7 +66,7 @@ def test_a_class_of_the_script_itself_is_a_model_too(tmp_path: Path) -> None:
     found = read.read_pickle(tmp_path / "file")
     assert found.name == "__main__.MemTransformerLM"
     found.state = state.state
-    assert kimiyoung.recognises(formats.Source(path=BYTES / "model.pt", content=found))
+    assert kimiyoung.PROJECT.recognises(formats.Source(path=BYTES / "model.pt", content=found))
     for container, data in in_every_container(program(call("__main__.run", text("x")))).items():
         (tmp_path / container).write_bytes(data)
         refused(xl("import", tmp_path / container, "--describe"), "calls __main__.run,")
