@@ -93,7 +93,8 @@ class Exchange(Request):
                     code="timeout",
                     closes=True,
                 ) from None
-            if message["type"] == "http.disconnect":
+            # Before Python 3.12 `wait_for` loses a cancellation that comes together with the message.
+            if message["type"] == "http.disconnect" or self.connection.lost:
                 raise ClientDisconnect
             part: bytes = message.get("body", b"")
             more = message.get("more_body", False)
