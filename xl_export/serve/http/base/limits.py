@@ -26,6 +26,7 @@ KINDS = {  # how messages name msgspec's types
     "array": "a list",
     "object": "an object",
 }
+BOUNDS = {">=": "at least", "<=": "at most", ">": "more than"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +153,7 @@ def misfit(error: Exception, expected: Any, body: bytes | bytearray | str = b"")
     """
     why = str(error)
     if isinstance(error, msgspec.ValidationError):
-        return _wrong_field(why, expected)
+        return _wrong_field(why, expected, body)
     if isinstance(error, UnicodeDecodeError):
         return RefusedError("the body is not UTF-8; send a JSON object that is encoded as UTF-8.")
     if isinstance(error, RecursionError):
@@ -167,7 +168,7 @@ def misfit(error: Exception, expected: Any, body: bytes | bytearray | str = b"")
     return RefusedError(f"the body is not JSON ({why:.200}); send a JSON object.")
 
 
-def _wrong_field(why: str, expected: Any) -> RefusedError:
+def _wrong_field(why: str, expected: Any, body: bytes | bytearray | str) -> RefusedError:
     """The refusal of a document with a field that is not what was expected."""
     reason, _, place = why.partition(" - at ")
     where = place.rpartition("`$")[2].strip("`.").replace("[...]", "[]")[:LONGEST_NAME]
@@ -192,6 +193,9 @@ def _wrong_field(why: str, expected: Any) -> RefusedError:
     param = re.match(r"\w*", where)[0] or None  # type: ignore[index]
     if place.startswith("`key`"):
         what = f"a key of {what}"
+    if bound := re.fullmatch(r"Expected `(?:int|float)` (>=|<=|>) (\S+)", reason):
+        sentence = f"{what} is {_value_at(place, body)}; expected {BOUNDS[bound[1]]} {float(bound[2]):g}."
+        return RefusedError(sentence, param=param)
     found = re.fullmatch(r"Expected `([^`]*)`, got `([^`]*)`", reason)
     if found is None:
         return RefusedError(
@@ -203,6 +207,16 @@ def _wrong_field(why: str, expected: Any) -> RefusedError:
     if found[2] == "float" and "float" not in found[1]:
         given = "a number with a point or an exponent"
     return RefusedError(f"{what} is {given}; expected {wanted}.", param=param)
+
+
+def _value_at(place: str, body: bytes | bytearray | str) -> str:
+    """The number at a place of a document that msgspec names, such as `$.tokens[2]`."""
+    if "..." in place:  # a value of an object
+        return "out of range"
+    value = msgspec.json.decode(body)
+    for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", place):
+        value = value[name] if name else value[int(index)]
+    return f"{value!r:.40}"
 
 
 def _fields(expected: Any) -> list[str]:

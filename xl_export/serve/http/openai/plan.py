@@ -26,11 +26,27 @@ LONGEST_STOP = 1000
 MOST_BIASES = 1024
 LARGEST_BIAS = 100.0
 DEFAULT_TOKENS = 16  # as OpenAI's
+SPECIAL = {
+    "top_k": -1,
+    "top_p": 0,
+}  # values below the range of a setting, as in vLLM: all tokens, and the likeliest
 
 
-def setting(name: str) -> msgspec.Meta:
+AT_LEAST_0 = msgspec.Meta(ge=0)
+AT_LEAST_1 = msgspec.Meta(ge=1)
+
+
+def bounds(name: str) -> msgspec.Meta:
+    """The range of a setting of the sampler."""
+    setting = SETTINGS[name]
+    if setting.exclusive and name not in SPECIAL:
+        return msgspec.Meta(gt=setting.least, le=setting.most)
+    return msgspec.Meta(ge=SPECIAL.get(name, setting.least), le=setting.most)
+
+
+def help_of(name: str) -> msgspec.Meta:
     """The description of a setting of the sampler."""
-    return doc(f"{SETTINGS[name].help} Expected: {SETTINGS[name].expected}.")
+    return doc(SETTINGS[name].help)
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -43,13 +59,19 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """How tokens are drawn. `null` is the default of every field: what the model recommends."""
 
-    temperature: Annotated[float | None, setting("temperature")] = None
-    top_k: Annotated[int | None, setting("top_k")] = None
-    top_p: Annotated[float | None, setting("top_p")] = None
-    min_p: Annotated[float | None, setting("min_p")] = None
-    repetition_penalty: Annotated[float | None, setting("repetition_penalty")] = None
-    presence_penalty: Annotated[float | None, setting("presence_penalty")] = None
-    frequency_penalty: Annotated[float | None, setting("frequency_penalty")] = None
+    temperature: Annotated[Annotated[float, bounds("temperature")] | None, help_of("temperature")] = None
+    top_k: Annotated[Annotated[int, bounds("top_k")] | None, help_of("top_k")] = None
+    top_p: Annotated[Annotated[float, bounds("top_p")] | None, help_of("top_p")] = None
+    min_p: Annotated[Annotated[float, bounds("min_p")] | None, help_of("min_p")] = None
+    repetition_penalty: Annotated[
+        Annotated[float, bounds("repetition_penalty")] | None, help_of("repetition_penalty")
+    ] = None
+    presence_penalty: Annotated[
+        Annotated[float, bounds("presence_penalty")] | None, help_of("presence_penalty")
+    ] = None
+    frequency_penalty: Annotated[
+        Annotated[float, bounds("frequency_penalty")] | None, help_of("frequency_penalty")
+    ] = None
     stop: Annotated[
         str | list[str] | None,
         doc("Strings that end the text and are not part of it. A stored stream keeps what was drawn."),
@@ -72,10 +94,12 @@ class CompletionBody(SamplingFields, forbid_unknown_fields=True, kw_only=True):
         doc("A text, token ids, a list of texts, or a list of lists of ids."),
     ]
     model: Annotated[str | None, doc("A name from /v1/models; without it the first model answers.")] = None
-    max_tokens: Annotated[int | None, doc("The most tokens to draw.")] = None
-    n: Annotated[int | None, doc("How many choices are returned for each prompt.")] = None
+    max_tokens: Annotated[Annotated[int, AT_LEAST_0] | None, doc("The most tokens to draw.")] = None
+    n: Annotated[Annotated[int, AT_LEAST_1] | None, doc("How many choices are returned for each prompt.")] = (
+        None
+    )
     best_of: Annotated[
-        int | None,
+        Annotated[int, AT_LEAST_1] | None,
         doc("How many choices are drawn; those with the highest mean log-probability are returned."),
     ] = None
     stream: Annotated[bool | None, doc("Whether tokens come as server-sent events when they are drawn.")] = (
@@ -83,7 +107,7 @@ class CompletionBody(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     )
     stream_options: Annotated[StreamOptions | None, doc("What the events have in addition to tokens.")] = None
     logprobs: Annotated[
-        int | None,
+        Annotated[int, msgspec.Meta(ge=0, le=MOST_LIKELIEST)] | None,
         doc("How many of the likeliest tokens to return for each token, with log-probabilities in nats."),
     ] = None
     return_tokens_as_token_ids: Annotated[
@@ -93,7 +117,7 @@ class CompletionBody(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     user: Annotated[str | None, doc("Accepted and not used.")] = None
     suffix: Annotated[str | None, doc("Accepted if it is empty, and refused otherwise.")] = None
     min_tokens: Annotated[
-        int | None,
+        Annotated[int, AT_LEAST_0] | None,
         doc("Served up to max_tokens, together with ignore_eos and without stop; refused otherwise."),
     ] = None
 

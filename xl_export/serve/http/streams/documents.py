@@ -22,12 +22,17 @@ from xl_export.serve.http.base.limits import (
     Limits,
     decoded,
     refuse_long_answer,
-    refuse_outside,
 )
 from xl_export.serve.http.base.server import Model
 from xl_export.serve.http.base.token_log import TokenLog, TokenTexts
 from xl_export.serve.http.base.workers import off_loop, size_of_tokens
-from xl_export.serve.http.openai.plan import DEFAULT_TOKENS, MOST_LIKELIEST, SamplingFields
+from xl_export.serve.http.openai.plan import (
+    AT_LEAST_0,
+    AT_LEAST_1,
+    DEFAULT_TOKENS,
+    MOST_LIKELIEST,
+    SamplingFields,
+)
 from xl_export.serve.streams.database import Stream
 
 LONGEST_NUMBER = 18  # digits
@@ -37,9 +42,14 @@ encode = msgspec.json.Encoder().encode
 Text = Annotated[str | None, doc("A text to append, which is encoded with the vocabulary of the model.")]
 Tokens = Annotated[list[int] | None, doc("Token ids to append.")]
 Surprisal = Annotated[bool, doc("Whether the surprisal of each token is returned, in bits.")]
-Alternatives = Annotated[int, doc("How many of the likeliest tokens to return for each token.")]
+Alternatives = Annotated[
+    int,
+    msgspec.Meta(ge=0, le=MOST_LIKELIEST),
+    doc("How many of the likeliest tokens to return for each token."),
+]
 Position = Annotated[
-    int | None, doc("How many tokens the stream has had before this request; another number is an error.")
+    Annotated[int, AT_LEAST_0] | None,
+    doc("How many tokens the stream has had before this request; another number is an error."),
 ]
 
 
@@ -74,14 +84,14 @@ class ContinueBody(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     tokens: Tokens = None
     surprisal: Surprisal = True
     alternatives: Alternatives = 0
-    max_tokens: Annotated[int, doc("The most tokens to draw.")] = DEFAULT_TOKENS
+    max_tokens: Annotated[int, AT_LEAST_1, doc("The most tokens to draw.")] = DEFAULT_TOKENS
     stream: Annotated[bool, doc("Whether tokens come as server-sent events when they are drawn.")] = False
 
 
 class RewindBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Takes back the last tokens of a stream."""
 
-    tokens: Annotated[int, doc("How many of the last tokens to take back.")]
+    tokens: Annotated[int, AT_LEAST_0, doc("How many of the last tokens to take back.")]
 
 
 class StepBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -130,7 +140,6 @@ def tokens_of(body: Fields | ContinueBody, vocab: Vocab, limits: Limits, *, need
     """The token ids int64 [N] that are appended; raises RefusedError for what cannot be appended."""
     if body.text is not None and body.tokens is not None:
         raise RefusedError("text and tokens are both given; leave one of them out.", param="tokens")
-    refuse_outside("alternatives", body.alternatives, 0, MOST_LIKELIEST)
     if body.alternatives and not body.surprisal:
         raise RefusedError(
             "alternatives are returned with surprisals; leave surprisal out, or set it to true.",
