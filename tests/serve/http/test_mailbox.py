@@ -152,7 +152,7 @@ def test_a_failing_choice_loses_no_tokens_of_another(session: Session, begun: bo
         mailboxes = Mailboxes()
         model: Any = SimpleNamespace(
             name="m",
-            tasks=engine,
+            engine=engine,
             session=session,
             mailbox=lambda: mailboxes.open(engine, RequestMetrics()),
         )
