@@ -172,7 +172,7 @@ def module_artefact(fast_traces: None, tmp_path_factory: pytest.TempPathFactory)
         return made_once(
             tmp_path_factory,
             f"traced-{name}",
-            lambda to: trace(module(), to / "artefact", rule=RULE, **options),
+            lambda to: trace(module(), to / "artefact", **{"rule": RULE, **options}),
         ).joinpath("artefact")
 
     return make

@@ -91,7 +91,10 @@ def test_commands_that_need_torch_name_what_to_install(edge: Path, run: Path, tm
         (("info", run), "pip install 'torch>=2.6' 'safetensors>=0.4' 'tqdm>=4.60'`"),
         (("generate", run, "--prompt", "a"), "pip install 'torch>=2.6'"),
         (("train", "--out", tmp_path / "run"), "pip install 'torch>=2.6'"),
-        (("export", run, "--out", tmp_path / "artefact"), "pip install 'onnx>=1.19' 'onnx-ir>=1.1' 'torch>=2.6'"),
+        (
+            ("export", run, "--out", tmp_path / "artefact"),
+            "pip install 'onnx>=1.19' 'onnx-ir>=1.1' 'torch>=2.6'",
+        ),
         (("demo", "--train", "--out", tmp_path / "demo"), "'tokenizers>=0.20'`"),
     ]
     for arguments, advice in cases:

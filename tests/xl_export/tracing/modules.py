@@ -117,6 +117,56 @@ class Gru(nn.Module):
         return self.out(h), [h[:, -1]]
 
 
+class Lstm(nn.Module):
+    """PyTorch's own recurrent cell, token by token: its memory is two states [B, D]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.sizes = Sizes(vocab_size=VOCAB.size, layers=1, d_model=D)
+        self.table, self.out = nn.Embedding(VOCAB.size, D), nn.Linear(D, VOCAB.size)
+        self.cell = nn.LSTMCell(D, D)
+
+    def start(self, batch: int) -> list[Tensor]:
+        return [torch.zeros(batch, D) for _ in range(2)]
+
+    def step(self, tokens: Tensor, positions: Tensor, memory: Memory) -> Result:
+        begun = positions[:, :1] > 0  # before position 0 there is no state
+        h, c = self.cell(self.table(tokens[:, 0]), [torch.where(begun, each, 0.0) for each in memory])
+        return self.out(h)[:, None], [h, c]
+
+
+class Selective(nn.Module):
+    """A selective state space as in Mamba: decay, input and output of the state depend on the token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.sizes = Sizes(vocab_size=VOCAB.size, layers=1, d_model=D)
+        self.table, self.out = nn.Embedding(VOCAB.size, D), nn.Linear(D, VOCAB.size)
+        self.gate, self.delta = nn.Linear(D, D), nn.Linear(D, D)
+        self.reads, self.writes = nn.Linear(D, M), nn.Linear(D, M)
+        self.rate = nn.Parameter(-torch.rand(D, M) - 0.1)
+
+    def start(self, batch: int) -> list[Tensor]:
+        return [torch.zeros(batch, D, M)]
+
+    def step(self, tokens: Tensor, positions: Tensor, memory: Memory) -> Result:
+        """h_t = exp(d_t A) h_{t-1} + d_t B_t x_t and y_t = C_t h_t, a whole segment at once."""
+        x, length = self.table(tokens), tokens.shape[1]
+        delta = F.softplus(self.delta(x)) * (positions >= 0)[:, :, None]  # padding changes no state
+        decay = torch.cumsum(delta[..., None] * self.rate, dim=1)  # [B, T, D, M]
+        added = (delta * x)[..., None] * self.writes(x)[:, :, None]
+        past = torch.arange(length)[:, None] >= torch.arange(length)
+        between = (decay[:, :, None] - decay[:, None]).masked_fill(
+            ~past[None, :, :, None, None], float("-inf")
+        )
+        begun = torch.where(positions[:, :1, None] > 0, memory[0], 0.0)
+        h = torch.einsum("bijdm,bjdm->bidm", between.exp(), added) + decay.exp() * begun[:, None]
+        y = torch.einsum("bidm,bim->bid", h, self.reads(x)) * F.silu(self.gate(x))
+        return self.out(x + y), [h[:, -1]]
+
+
 class Stack(Base):
     """Layers of one head, each with a memory of its last inputs [B, held, D].
 
@@ -577,6 +627,8 @@ class Wide(nn.Module):
 TRACED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "padded": (Padded, {"vocab": VOCAB}),  # ids with the logit -inf
     "padded ring": (PaddedRing, {"vocab": VOCAB}),
+    "lstm": (Lstm, {"vocab": VOCAB, "rule": MemoryRule(mem_len=M, segment=1)}),
+    "selective": (Selective, {"vocab": VOCAB}),
     "policy": (Policy, {"without": {"padding"}}),
     "policy of 2 rows": (Policy, {"without": {"padding"}, "rows": 2}),
     "policy of 2 graphs": (Policy, {"without": {"padding"}, "rows": 1, "tokens": (1, T)}),

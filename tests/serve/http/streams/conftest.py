@@ -108,9 +108,9 @@ def owned(server: Running, key: str) -> Stream:
     return Stream(server, answer.json()["stream"]["id"])
 
 
-def restored(server: Running, content: bytes) -> httpx.Response:
+def restored(server: Running, content: bytes, **query: str) -> httpx.Response:
     """The answer to an upload of a snapshot."""
-    return HTTP.post(f"{server.at}/v1/streams/restore", content=content, timeout=60)
+    return HTTP.post(f"{server.at}/v1/streams/restore", content=content, params=query, timeout=60)
 
 
 def straight(session: Session, tokens: np.ndarray) -> np.ndarray:

@@ -1,42 +1,108 @@
-"""Streams over sessions whose rows are joined for each step: they answer as a server of a ring does."""
+"""Sessions of every kind answer one client as they answer by themselves."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from runtimes import generate, open_session
-from tests.serve.http.conftest import running, sources
-from tests.serve.http.streams.conftest import Stream, created, restored, straight
+from runtimes import Session, evaluate, generate, open_session
+from tests import host_gpu
+from tests.serve.http.conftest import Running, running, sources
+from tests.serve.http.streams.conftest import Stream, restored
+from tests.steps import observed
+
+# The ring of an exported run, other forms of it, the run itself, a recurrent cell (one token a step), a
+# selective state space, and that on a device.
+LANGUAGE_MODELS = ("ring", "shift", "hidden", "run", "lstm", "selective", "device")
 
 
-@pytest.mark.parametrize("form", ["shift", "hidden"])
-def test_streams_of_other_forms_continue_after_a_restart(
-    form: str, artefacts: dict[str, Path], tokens: np.ndarray, tmp_path: Path
+@pytest.fixture(scope="module")
+def folders(artefacts: dict[str, Path], run: Path, module_artefact: Callable[[str], Path]) -> dict[str, Path]:
+    traced = {name: module_artefact(name) for name in ("lstm", "selective", "policy")}
+    return {**artefacts, **traced, "run": run, "device": traced["selective"]}
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("state")
+
+
+@pytest.fixture(scope="module")
+def server(folders: dict[str, Path], state: Path) -> Iterator[Running]:
+    served = [
+        replace(source, device="cuda") if source.name == "device" else source
+        for source in sources(*((name, folders[name]) for name in (*LANGUAGE_MODELS, "policy")))
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        host_gpu.install(patch)
+        with running(served, state=state) as server:
+            yield server
+
+
+def opened(folder: Path) -> Session:
+    return open_session(folder, threads=1, device="cpu")
+
+
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_a_language_model_answers_as_its_session(
+    name: str, server: Running, folders: dict[str, Path], tokens: np.ndarray
 ) -> None:
-    session = open_session(artefacts[form], threads=1)
-    served = sources(("tiny", artefacts[form]))
-    with running(served, state=tmp_path) as server:
-        (model,) = server.get("/v1/models").json()["data"]
-        assert isinstance(model["xl_export"]["rows_independent"], bool)
-        body = {"prompt": [tokens[:n].tolist() for n in (5, 9, 30)], "max_tokens": 12, "seed": 3, "top_k": 4}
-        choices = server.post("/v1/completions", body).json()["choices"]
-        texts = ["", "", ""]
-        sampler = session.sampler.replaced(top_k=4)
-        for piece in generate(session, body["prompt"], max_tokens=12, seed=3, sampler=sampler):
-            texts[piece.row] += piece.text
-        assert [choice["text"] for choice in choices] == texts
-        stream = created(server, tokens[:20])
-        bits = stream.append(tokens[20:45])["bits"]
-        assert np.abs(np.array(bits) - straight(session, tokens[:45])[19:]).max() < 1e-3
-        fork = stream.fork()
+    session = opened(folders[name])
+    facts = server.get(f"/v1/models/{name}").json()["xl_export"]
+    assert isinstance(facts["rows_independent"], bool)
+    body = {"model": name, "prompt": [tokens[:n].tolist() for n in (5, 9, 30)], "max_tokens": 12}
+    choices = server.post("/v1/completions", {**body, "seed": 3, "top_k": 4}).json()["choices"]
+    texts = ["", "", ""]
+    sampler = session.sampler.replaced(top_k=4)
+    for piece in generate(session, body["prompt"], max_tokens=12, seed=3, sampler=sampler):
+        texts[piece.row] += piece.text
+    assert [choice["text"] for choice in choices] == texts
+
+    (scored,) = server.post("/v1/score", {"model": name, "texts": [tokens[:40].tolist()]}).json()["data"]
+    assert abs(scored["log_prob"] + evaluate(session, tokens[:40]).token_nats.sum()) < 1e-2
+
+    memory = session.start(1)
+    size = min(4, session.rule.segment)
+    for at in range(0, 3 * size, size):
+        ids = tokens[None, at : at + size]
+        given = {"name": "input_ids", "datatype": "INT64", "shape": list(ids.shape), "data": ids.tolist()}
+        parameters = {"sequence_id": 1, "sequence_start": at == 0, "sequence_end": at == 2 * size}
+        asked = {"inputs": [given], "parameters": parameters}
+        (output,) = server.post(f"/v2/models/{name}/infer", asked).json()["outputs"]
+        expected, memory = session.step(ids, memory)
+        assert np.abs(np.reshape(output["data"], output["shape"]) - expected).max() < 1e-4
+
+
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_a_stream_is_appended_to_forked_restored_and_rewound_as_far_as_it_can_be(
+    name: str, server: Running, folders: dict[str, Path], tokens: np.ndarray
+) -> None:
+    nats = evaluate(opened(folders[name]), tokens[:60]).token_nats / np.log(2)  # of the second token on
+    made = server.post("/v1/streams", {"model": name, "tokens": tokens[:20].tolist()})
+    stream = Stream(server, made.json()["stream"]["id"])
+    assert np.abs(np.array(stream.append(tokens[20:45])["bits"]) - nats[19:44]).max() < 1e-2
+    fork = stream.fork()
+    if name not in ("ring", "run"):
         assert stream.append(tokens[45:46])["stream"]["rewindable"] == 0
-        assert server.post(f"{stream.path}/rewind", {"tokens": 1}).json()["error"]["code"] == "too_far_back"
-        snapshot = stream.snapshot()
-        expected = fork.append(tokens[45:60])["bits"][1:]
-    with running(served, state=tmp_path) as server:
-        assert np.abs(np.array(stream.on(server).append(tokens[46:60])["bits"]) - expected).max() < 1e-3
-        copy = Stream(server, restored(server, snapshot).json()["id"])
-        assert np.abs(np.array(copy.append(tokens[46:60])["bits"]) - expected).max() < 1e-3
+        refused = server.post(f"{stream.path}/rewind", {"tokens": 1})
+        assert refused.json()["error"]["code"] == "too_far_back"
+        assert stream.post("rewind", {"tokens": 46})["position"] == 0
+    copy = Stream(server, restored(server, fork.snapshot(), model=name).json()["id"])
+    for each in (fork, copy):
+        assert np.abs(np.array(each.append(tokens[45:60])["bits"]) - nats[44:59]).max() < 1e-2
+
+
+def test_a_policy_answers_as_its_session(server: Running, folders: dict[str, Path]) -> None:
+    session = opened(folders["policy"])
+    memory = session.start(1)
+    made = server.post("/v1/streams", {"model": "policy"}).json()["stream"]["id"]
+    for number in range(6):
+        inputs = observed(1, 1 + number % 4, number)
+        body = {"inputs": {name: array.tolist() for name, array in inputs.items()}}
+        outputs = server.post(f"/v1/streams/{made}/step", body).json()["outputs"]
+        expected, memory = session.step(inputs, memory)
+        assert all(np.array_equal(np.array(outputs[name], x.dtype), x) for name, x in expected.items())

@@ -11,8 +11,10 @@ import pytest
 
 from runtimes import generate, open_session
 from runtimes.base.errors import StreamError
+from runtimes.contract.memory import Memory
 from runtimes.contract.sampling import Sampler
 from runtimes.contract.session import Session
+from runtimes.sessions.ort_gpu.session import OrtArray
 from tests import fake_gpu, host_gpu
 from tests.steps import observed
 from tests.test_sessions import SIDES, opened, operator  # noqa: F401 (the fixture)
@@ -167,15 +169,52 @@ def fails(*_: object) -> None:
     raise MemoryError("no room for a row")
 
 
-def test_streams_that_stay_together_are_not_copied(artefacts: dict[str, Path]) -> None:
-    session = open_session(artefacts["shift"], threads=1)
+@pytest.mark.parametrize("side", ["shift", "device"])
+def test_streams_that_stay_together_are_not_copied(
+    side: str, artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream that joins is written next to the others; on a device without the host, once it has a memory
+    of that many rows.
+    """
+    host_gpu.install(monkeypatch)
+    device = "cuda" if side == "device" else "cpu"
+    session = open_session(artefacts["shift"], threads=1, device=device)
+    counts = {"written": 0, "downloaded": 0}
+
+    def counting(kind: type, name: str, what: str) -> None:
+        original = getattr(kind, name)
+
+        def counted(self: Any, *given: Any) -> Any:
+            counts[what] += 1
+            return original(self, *given)
+
+        monkeypatch.setattr(kind, name, counted)
+
+    counting(Memory, "write_rows", "written")
+    counting(OrtArray, "copy", "downloaded")
+    counting(OrtArray, "rows", "downloaded")
     driver = Driver(session, rows=ROWS)
-    driver.submit(*(Task(tokens=np.arange(n), sampling=SamplingParams(max_tokens=20)) for n in (1, 2, 9)))
-    driver.iterate(6)
+
+    def comes(count: int) -> None:
+        driver.submit(Task(tokens=np.arange(1), sampling=SamplingParams(max_tokens=count)))
+
+    for _ in range(2):  # then there are memories of one and of two rows
+        comes(40)
+        driver.iterate(3)
+        comes(10)
+        driver.iterate(3)
+        before = dict(counts)
+        driver.iterate(5)
+        assert counts == before
+        driver.run()
+    assert counts["written"] > 4
     rows = driver.scheduler.rows
-    memory = rows.part(rows.runs)
-    assert memory.batch == 3
-    driver.iterate(5)
-    assert rows.part(rows.runs) is memory
-    driver.run(Task(tokens=np.arange(3), sampling=SamplingParams(max_tokens=2)))
+    comes(20)
+    driver.iterate(3)
+    before = dict(counts)
+    comes(5)
+    driver.iterate(3)
+    assert counts["written"] > before["written"]
+    assert counts["downloaded"] == before["downloaded"]
+    driver.run()
     assert not rows.runs
