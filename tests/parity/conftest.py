@@ -17,8 +17,7 @@ from tests.parity.operations import HttpServer, Implementation, ReplicaClient
 from tests.serve.http.conftest import running, sources
 from tests.web.cases import byte_level, subwords
 from xl_export.artefact.export import export
-from xl_export.serve.core.admission import EngineSettings
-from xl_export.serve.http.base.limits import Limits
+from xl_export.serve.core.settings import EngineSettings, Limits
 from xl_export.serve.replica import Replica, SharedStreams
 
 

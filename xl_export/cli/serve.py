@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -14,8 +15,30 @@ from runtimes.base.folders import refuse_inside
 from runtimes.cli.group import LongCommand
 from runtimes.cli.options import threads_option
 from runtimes.contract.device import Device
+from xl_export.serve.core.settings import MB, EngineSettings, Limits, StoreSettings, options, settings_of
 
 PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client")
+
+
+def options_of(*kinds: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A decorator that gives a command the options of these settings, under the names of their fields."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        for kind in kinds:
+            for field, option in options(kind):
+                how: dict[str, Any] = {"is_flag": True}
+                default: Any = field.default
+                if not isinstance(default, bool):
+                    how = {
+                        "default": default // option.unit,
+                        "show_default": True,
+                        "type": click.IntRange(option.least, option.most),
+                        "metavar": "MB" if option.unit == MB else None,
+                    }
+                command = click.option(option.name, field.name, help=option.help, **how)(command)
+        return command
+
+    return decorate
 
 
 @click.command(
@@ -38,45 +61,6 @@ PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client")
 )
 @click.option("--name", help="The name of the model for clients, if there is only one MODEL.")
 @click.option(
-    "--rows",
-    default=32,
-    show_default=True,
-    type=click.IntRange(1, 4096),
-    help="The number of streams that advance at once; others wait. Each row needs the memory of a stream.",
-)
-@click.option(
-    "--queue",
-    default=1024,
-    show_default=True,
-    type=click.IntRange(1, 1 << 20),
-    help="The number of requests that may wait for a row; more are answered with status 429.",
-)
-@click.option(
-    "--cache",
-    "cache_mb",
-    default=256,
-    show_default=True,
-    type=click.IntRange(min=0),
-    metavar="MB",
-    help="The most megabytes of memory for prompts that may come again, for each model; 0 keeps none.",
-)
-@click.option(
-    "--share-cache",
-    is_flag=True,
-    help="Let API keys find prompts of each other in the cache. The time to the first token then reveals to "
-    "a client whether another one has sent the same prompt.",
-)
-@click.option(
-    "--waiting-memory",
-    "waiting_mb",
-    default=4096,
-    show_default=True,
-    type=click.IntRange(min=1),
-    metavar="MB",
-    help="The most megabytes of streams that running requests hold next to the rows, and as much again for "
-    "clients that read slowly. For each model; more requests are answered with status 429.",
-)
-@click.option(
     "--api-keys",
     type=click.Path(path_type=Path),
     metavar="FILE",
@@ -90,66 +74,6 @@ PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client")
     "which is removed when the server ends.",
 )
 @click.option(
-    "--stream-memory",
-    "stream_mb",
-    default=1024,
-    show_default=True,
-    type=click.IntRange(min=0),
-    metavar="MB",
-    help="The most megabytes of idle streams that stay in memory; the others are only on the disk.",
-)
-@click.option(
-    "--max-streams",
-    default=10_000,
-    show_default=True,
-    type=click.IntRange(min=1),
-    help="The most streams that one API key may have.",
-)
-@click.option(
-    "--stream-disk",
-    "disk_mb",
-    default=1 << 16,
-    show_default=True,
-    type=click.IntRange(min=1),
-    metavar="MB",
-    help="The most megabytes on the disk for the memories of the streams of one API key. Their journals are "
-    "not counted.",
-)
-@click.option(
-    "--flush-streams",
-    is_flag=True,
-    help="Bring each new stream and each change of one to the disk before it is answered, so that it "
-    "survives a loss of power. It needs --state.",
-)
-@click.option(
-    "--adopt-streams",
-    is_flag=True,
-    help="Continue streams that a model with the same memory but other weights has computed, such as the "
-    "model before it was fine-tuned.",
-)
-@click.option(
-    "--max-tokens",
-    default=1 << 17,
-    show_default=True,
-    type=click.IntRange(min=1),
-    help="The most tokens that one choice of a request may have.",
-)
-@click.option(
-    "--max-prompt",
-    default=1 << 20,
-    show_default=True,
-    type=click.IntRange(min=1),
-    help="The most tokens of the prompts of a request.",
-)
-@click.option(
-    "--max-body",
-    default=1,
-    show_default=True,
-    type=click.IntRange(1, 4096),
-    metavar="MB",
-    help="The largest body of a request.",
-)
-@click.option(
     "--quiet", is_flag=True, help="Write no log. Otherwise standard error gets a line of JSON a request."
 )
 @threads_option(
@@ -161,29 +85,18 @@ PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client")
     metavar="DEVICE",
     help="What computes, such as cuda. By default the CPU, and for an engine its own GPU.",
 )
+@options_of(EngineSettings, Limits, StoreSettings)
 def serve_command(
     models: tuple[str, ...],
     port: int,
     host: str,
     name: str | None,
-    rows: int,
-    queue: int,
-    cache_mb: int,
-    share_cache: bool,
-    waiting_mb: int,
     api_keys: Path | None,
     state: Path | None,
-    stream_mb: int,
-    max_streams: int,
-    disk_mb: int,
-    flush_streams: bool,
-    adopt_streams: bool,
-    max_tokens: int,
-    max_prompt: int,
-    max_body: int,
     quiet: bool,
     threads: int | None,
     device: str | None,
+    **settings: int,
 ) -> None:
     """Serve MODEL to many clients over HTTP.
 
@@ -195,14 +108,11 @@ def serve_command(
     """
     with needs("cpu,serve", *PACKAGES):
         from xl_export.serve.http.base.keys import read_keys
-        from xl_export.serve.http.base.limits import Limits
         from xl_export.serve.http.base.server import Log, Server, Source
         from xl_export.serve.http.serving import Address, run
     from runtimes.contract.session import is_language_model
-    from xl_export.serve.core.admission import EngineSettings
-    from xl_export.serve.streams.store import StoreSettings
 
-    if flush_streams and state is None:
+    if settings["flush"] and state is None:
         raise ConfigError(
             "--flush-streams is given without --state, so no stream outlives the server; add --state FOLDER "
             "or leave --flush-streams out."
@@ -216,9 +126,7 @@ def serve_command(
         Source(
             name=own,
             path=path,
-            settings=EngineSettings(rows=rows, queue=queue, state_bytes=waiting_mb << 20),
-            cache_bytes=cache_mb << 20,
-            cache_shared=share_cache,
+            settings=settings_of(EngineSettings, settings),
             threads=threads,
             device=Device.parse(device) if device is not None else None,
         )
@@ -226,16 +134,10 @@ def serve_command(
     ]
     server = Server(
         sources,
-        limits=Limits(max_tokens=max_tokens, prompt_tokens=max_prompt, body_bytes=max_body << 20),
+        limits=settings_of(Limits, settings),
         keys=None if api_keys is None else read_keys(api_keys),
         state=state,
-        stream_limits=StoreSettings(
-            ram_bytes=stream_mb << 20,
-            streams=max_streams,
-            owner_bytes=disk_mb << 20,
-            flush=flush_streams,
-            adopt=adopt_streams,
-        ),
+        stream_limits=settings_of(StoreSettings, settings),
         log=Log(None if quiet else sys.stderr),
     )
 

@@ -24,7 +24,7 @@ from runtimes.base.errors import ConfigError, UserError
 from runtimes.base.files import writing
 from runtimes.base.records import from_json
 from runtimes.sessions.open import open_session
-from xl_export.serve.core.admission import EngineSettings
+from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.http.base.errors import RefusedError, refusal_of
 from xl_export.serve.replica import Replica, SharedStreams, read_body
 

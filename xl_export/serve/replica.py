@@ -27,20 +27,13 @@ import numpy as np
 from runtimes.base.errors import UserError
 from runtimes.base.records import json_text
 from runtimes.contract.session import Session, is_language_model
-from xl_export.serve.core.admission import EngineSettings
 from xl_export.serve.core.engine import Engine
+from xl_export.serve.core.settings import EngineSettings, Limits
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Answer, Ended, PromptFed, Task, TokenOut
 from xl_export.serve.http.base.encoding import encoding, to_json
 from xl_export.serve.http.base.errors import RefusedError, doc, refuse_failure
-from xl_export.serve.http.base.limits import (
-    Limits,
-    decoded,
-    misfit,
-    refuse_compressed,
-    refuse_outside,
-    too_large,
-)
+from xl_export.serve.http.base.limits import decoded, misfit, refuse_compressed, refuse_outside, too_large
 from xl_export.serve.http.base.mailbox import Mailboxes, RequestMetrics
 from xl_export.serve.http.base.steps import StepOutputs, refuse_not_finite, step_task
 from xl_export.serve.http.base.workers import background

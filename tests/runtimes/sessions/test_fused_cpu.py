@@ -29,9 +29,9 @@ from tests.runtimes.tasks.independent_texts import same_as_alone, some_texts
 from tests.streams import feed, rows
 from trainer.model.config import SpanConfig
 from xl_export.artefact.export import export
-from xl_export.serve.core.admission import EngineSettings
 from xl_export.serve.core.engine import dependence_of_rows
 from xl_export.serve.core.rows import rows_of
+from xl_export.serve.core.settings import EngineSettings
 
 # What one node of the graph computes: a whole layer, as in small models, or only its attention.
 NODES = ("layers", "attention")

@@ -17,9 +17,8 @@ import httpx
 import pytest
 
 from runtimes.sessions.open import open_session
-from xl_export.serve.core.admission import EngineSettings
+from xl_export.serve.core.settings import EngineSettings, Limits
 from xl_export.serve.http.base.keys import Keys
-from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.base.server import Log, Server, Source
 from xl_export.serve.http.serving import Address, serve
 
@@ -140,9 +139,9 @@ def running(
 
 def sources(*named: tuple[str, Path], cache_bytes: int = 1 << 20, **settings: int) -> list[Source]:
     """The sources of models, with settings of their engines."""
-    engine = EngineSettings(**{"rows": 4, **settings})
+    engine = EngineSettings(**{"rows": 4, "cache_bytes": cache_bytes, **settings})
     return [
-        Source(name=name, path=path, settings=engine, cache_bytes=cache_bytes, threads=1)
+        Source(name=name, path=path, settings=engine, threads=1)
         for name, path in named
     ]
 

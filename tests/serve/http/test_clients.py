@@ -21,10 +21,10 @@ from starlette.types import Message
 
 from tests.coroutines import in_thread
 from tests.serve.http.conftest import HTTP, Running, running, sources
+from xl_export.serve.core.settings import Limits
 from xl_export.serve.http.base.connection import CONNECTION
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.exchange import Exchange
-from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.serving import Address
 
 LONG = {"prompt": "abc", "max_tokens": 1_000_000, "stream": True, "ignore_eos": True}

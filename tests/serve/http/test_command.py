@@ -22,11 +22,10 @@ from click.testing import Result
 from runtimes.base.errors import UserError
 from runtimes.contract.spec import BUILD
 from tests.commands import refused, xl
-from xl_export.serve.core.admission import EngineSettings
+from xl_export.serve.core.settings import EngineSettings, Limits
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.http import serving
 from xl_export.serve.http.base import server as opening
-from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.base.server import Server, Source
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.serve.http.conftest import Running, running, sources
 from tests.serve.http.test_clients import comes_true, connection, head, is_idle, wait_for
-from xl_export.serve.http.base.limits import Limits
+from xl_export.serve.core.settings import Limits
 
 HOST = b"Host: localhost\r\n"
 GET = b"GET /health HTTP/1.1\r\n" + HOST

@@ -19,11 +19,10 @@ from runtimes.base.logits import log_probability
 from runtimes.contract.spec import SPEC, load_spec
 from tests.serve.http.conftest import HTTP, Running, running, sources
 from tests.steps import observed
+from xl_export.serve.core.settings import Limits, StoreSettings
 from xl_export.serve.http import inference
 from xl_export.serve.http.base import steps
-from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.inference import HEADER, InferResult, ModelMetadata
-from xl_export.serve.streams.store import StoreSettings
 
 Arrays = dict[str, np.ndarray]
 TYPES = {"float32": "FP32", "int64": "INT64"}

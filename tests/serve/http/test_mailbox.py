@@ -11,10 +11,10 @@ import pytest
 
 from runtimes.contract.session import Session
 from tests.coroutines import in_thread
-from xl_export.serve.core.admission import EngineSettings, Places
+from xl_export.serve.core.admission import Places
+from xl_export.serve.core.settings import EngineSettings, Limits
 from xl_export.serve.core.task import Answer, Ended, PromptFed, SamplingParams, Task, TokenOut
 from xl_export.serve.http.base.errors import RefusedError
-from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.base.mailbox import Mailboxes, RequestMetrics
 from xl_export.serve.http.openai.completions import Completion
 from xl_export.serve.http.openai.plan import CompletionBody, plan_of

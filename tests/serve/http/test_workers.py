@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from tests.serve.http.conftest import Running, running, sources
+from xl_export.serve.core.settings import Limits
 from xl_export.serve.http.base import encoding, workers
-from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.openai import completions, score, tokens
 from xl_export.serve.http.streams import work
 from xl_export.serve.http.streams.documents import Report

@@ -22,9 +22,10 @@ from runtimes import Session
 from runtimes.base.errors import UserError
 from tests.serve.streams.conftest import Advance, assert_same
 from tests.serve.streams.test_store import current, end_as_a_kill, read
+from xl_export.serve.core.settings import StoreSettings
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.streams import database
-from xl_export.serve.streams.store import StoreSettings, StreamStore
+from xl_export.serve.streams.store import StreamStore
 
 FULL = "database or disk is full"
 INLINE = pytest.mark.parametrize("inline", [0, 1 << 20])

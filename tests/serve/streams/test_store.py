@@ -25,6 +25,7 @@ from runtimes import Session, load_memory
 from runtimes.base.errors import UserError
 from tests.clock import set_clock
 from tests.serve.streams.conftest import Advance, assert_same
+from xl_export.serve.core.settings import StoreSettings
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.streams import database
 from xl_export.serve.streams import store as store_module
@@ -33,7 +34,6 @@ from xl_export.serve.streams.store import (
     ClosedStoreError,
     NoStreamError,
     Operation,
-    StoreSettings,
     StreamStore,
     TooManyStreamsError,
 )

@@ -23,7 +23,7 @@ import pytest
 
 import runtimes
 from runtimes.base.errors import ConfigError
-from xl_export.serve.core.admission import EngineSettings
+from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.replica import Replica, SharedStreams
 
 ray = pytest.importorskip("ray", reason="ray is not installed; pip install '.[ray]'")

@@ -19,7 +19,8 @@ from runtimes.base.errors import UserError
 from runtimes.contract.tensors import row_bytes
 from tests.coroutines import in_thread
 from xl_export.serve import replica as replica_module
-from xl_export.serve.core.admission import EngineSettings, StoppedError
+from xl_export.serve.core.admission import StoppedError
+from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.workers import BACKGROUND

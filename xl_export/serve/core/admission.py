@@ -5,28 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from runtimes.base.errors import UserError
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineSettings:
-    """The sizes of an engine, all at least 1."""
-
-    #: R, how many streams advance at once.
-    rows: int = 32
-    #: The most tasks that wait for a row; more are refused before any work.
-    queue: int = 1024
-    #: The most tokens of prompts that are fed in one iteration, padding included; at least one chunk is
-    #: always fed.
-    prompt_tokens: int = 128
-    #: The most answers that a client has not read. The next one ends its task: a client that reads nothing
-    #: must hold neither a row nor much memory (about 200 bytes an answer). So many tokens bridge a stall of
-    #: half a second at the rate of the smallest models.
-    unread: int = 8192
-    #: The most bytes of the states of streams that requests hold. One state is always accepted.
-    state_bytes: int = 4 << 30
+from xl_export.serve.core.settings import EngineSettings
 
 
 class Busy(UserError):  # noqa: N818

@@ -14,12 +14,13 @@ import numpy as np
 from runtimes.base.errors import StreamError
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session, is_language_model
-from xl_export.serve.core.admission import EngineSettings, Places, StoppedError
+from xl_export.serve.core.admission import Places, StoppedError
 from xl_export.serve.core.cache import PrefixCache
 from xl_export.serve.core.chunks import chunk_after
 from xl_export.serve.core.rows import Rows
 from xl_export.serve.core.running import Running
 from xl_export.serve.core.scheduler import Scheduler
+from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.task import Arrays, Delivery, Ended, Task
 
 LOG = logging.getLogger(__name__)

@@ -16,12 +16,12 @@ from runtimes.base.errors import UserError, first_line
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session, is_language_model
 from runtimes.contract.tensors import row_bytes
-from xl_export.serve.core.admission import EngineSettings
 from xl_export.serve.core.cache import PrefixCache
 from xl_export.serve.core.chunks import Chunk, chosen_chunks, grouped, step_of, take_in
 from xl_export.serve.core.rows import rows_of
 from xl_export.serve.core.running import Queue, Running
 from xl_export.serve.core.sampling import RowSampler
+from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Answer, Delivery, Ended, PromptFed, Reason, Task, TokenOut
 

@@ -18,11 +18,12 @@ from starlette.responses import Response
 
 from runtimes.contract.session import Session, is_language_model
 from runtimes.contract.tensors import MAX_AXES, TensorSpec
+from xl_export.serve.core.settings import Limits
 from xl_export.serve.http.base.encoding import to_json
 from xl_export.serve.http.base.endpoint import BINARY, Endpoints
 from xl_export.serve.http.base.errors import RefusedError, doc
 from xl_export.serve.http.base.exchange import Exchange, json, of_json
-from xl_export.serve.http.base.limits import Limits, decoded
+from xl_export.serve.http.base.limits import decoded
 from xl_export.serve.http.base.server import Model
 from xl_export.serve.http.base.steps import as_numbers, step_signature
 from xl_export.serve.http.base.workers import off_loop

@@ -17,9 +17,9 @@ from typing import Any
 import uvicorn
 
 from runtimes.base.errors import ConfigError
+from xl_export.serve.core.settings import Limits
 from xl_export.serve.http.app import Application
 from xl_export.serve.http.base.connection import Connection
-from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.base.server import Log, Server
 
 try:

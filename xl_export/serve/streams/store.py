@@ -15,7 +15,7 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -25,6 +25,7 @@ from runtimes.base.lock import only_writer
 from runtimes.contract.memory_identity import Owner
 from runtimes.contract.session import Session
 from runtimes.contract.tensors import row_bytes
+from xl_export.serve.core.settings import StoreSettings
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.streams.database import (
     Appended,
@@ -37,25 +38,6 @@ from xl_export.serve.streams.snapshot import read_snapshot
 
 LOG = logging.getLogger(__name__)
 JOURNAL_BYTES = 1 << 15  # of a journal to which the inputs of a step are added
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoreSettings:
-    """The bounds of a store."""
-
-    #: Most bytes of idle states that stay in RAM.
-    ram_bytes: int = 1 << 30
-    #: Most streams of one API key.
-    streams: int = 10_000
-    #: Most bytes of the streams of one API key.
-    owner_bytes: int = 1 << 36
-    #: Most tokens that a stream may be ahead of its snapshot; they are fed again after a kill.
-    replayed: int = 1024
-    #: Whether each change is flushed to the disk before it is answered, so that it also survives a loss of
-    #: power. That costs milliseconds on most disks.
-    flush: bool = False
-    #: Whether a model continues streams that other weights have computed.
-    adopt: bool = False
 
 
 class NoStreamError(UserError):

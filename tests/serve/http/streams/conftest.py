@@ -14,8 +14,7 @@ import pytest
 
 from runtimes import Session
 from tests.serve.http.conftest import HTTP, Running, running, sources
-from xl_export.serve.http.base.limits import Limits
-from xl_export.serve.streams.store import StoreSettings
+from xl_export.serve.core.settings import Limits, StoreSettings
 
 LIMITS = Limits(body_bytes=1 << 16, prompt_tokens=4000, max_tokens=1_000_000, choices=16, texts=50)
 Keeping = Callable[..., Any]

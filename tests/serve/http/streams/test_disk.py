@@ -19,10 +19,10 @@ from tests.serve.http.conftest import HTTP
 from tests.serve.http.streams.conftest import Keeping, created, owned
 from tests.serve.http.test_clients import comes_true
 from tests.serve.http.test_status import ANNA, BERT, bearer
+from xl_export.serve.core.settings import StoreSettings
 from xl_export.serve.http.base.keys import keys_of
 from xl_export.serve.http.base.workers import INLINE_BYTES
 from xl_export.serve.streams import database
-from xl_export.serve.streams.store import StoreSettings
 
 
 class Slow:

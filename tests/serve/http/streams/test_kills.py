@@ -24,7 +24,7 @@ from runtimes.contract.sampling import Sampler
 from runtimes.tasks.generate import generate
 from tests.serve.http.conftest import HTTP, Running
 from tests.serve.http.streams.conftest import Keeping, created
-from xl_export.serve.streams.store import StoreSettings
+from xl_export.serve.core.settings import StoreSettings
 
 CLIENTS = 4
 PATIENCE = 60  # seconds that a client waits for a server to come back

@@ -18,7 +18,7 @@ from runtimes import Session
 from tests.serve.http.conftest import HTTP, Running
 from tests.serve.http.streams.conftest import LIMITS, Keeping, Stream, created, restored, straight
 from tests.serve.http.test_clients import comes_true
-from xl_export.serve.streams.store import StoreSettings
+from xl_export.serve.core.settings import StoreSettings
 
 
 def test_likeliest_tokens_are_given_with_surprisals(kept: Running, tokens: np.ndarray) -> None:

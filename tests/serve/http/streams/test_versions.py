@@ -16,7 +16,7 @@ from runtimes.base.tensors_file import read_metadata
 from tests.serve.http.conftest import HTTP, Running, running, sources
 from tests.serve.http.streams.conftest import Stream, created, restored
 from xl_export.artefact.export import export
-from xl_export.serve.streams.store import StoreSettings
+from xl_export.serve.core.settings import StoreSettings
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,11 @@ import numpy as np
 from runtimes.contract.memory import Memory
 from runtimes.contract.sampling import Sampler
 from runtimes.contract.session import Session
-from xl_export.serve.core.admission import EngineSettings
 from xl_export.serve.core.cache import PrefixCache
 from xl_export.serve.core.engine import Engine
 from xl_export.serve.core.running import Running
 from xl_export.serve.core.scheduler import Scheduler
+from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.task import Answer, Delivery, Ended, PromptFed, SamplingParams, Task, TokenOut
 
 

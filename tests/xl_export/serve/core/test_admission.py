@@ -6,7 +6,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from xl_export.serve.core.admission import Busy, EngineSettings, Places, StoppedError, TooManyError
+from xl_export.serve.core.admission import Busy, Places, StoppedError, TooManyError
+from xl_export.serve.core.settings import EngineSettings
 
 
 def test_rows_and_queue_are_places_until_a_request_has_ended() -> None:

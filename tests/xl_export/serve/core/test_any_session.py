@@ -21,10 +21,10 @@ from tests.test_sessions import SIDES, opened, operator  # noqa: F401 (the fixtu
 from tests.xl_export.serve.core.driver import Driver
 from tests.xl_export.tracing.modules import RULE, VOCAB, Gru, T
 from xl_export import trace
-from xl_export.serve.core.admission import EngineSettings
 from xl_export.serve.core.engine import Engine
 from xl_export.serve.core.rows import JoinedRows, RowsInPlace, rows_of
 from xl_export.serve.core.running import Running
+from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import PromptFed, SamplingParams, Task
 

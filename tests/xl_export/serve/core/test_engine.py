@@ -11,9 +11,9 @@ import pytest
 from runtimes.base.errors import UserError
 from runtimes.contract.session import Session
 from tests.xl_export.serve.core.driver import Driver, answers_of, any_task, said
-from xl_export.serve.core.admission import EngineSettings
 from xl_export.serve.core.engine import Engine, dependence_of_rows
 from xl_export.serve.core.rows import rows_of
+from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.task import Answer, Delivery, Ended, SamplingParams, Task, TokenOut
 
 

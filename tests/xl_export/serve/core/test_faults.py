@@ -9,9 +9,9 @@ import pytest
 
 from runtimes.contract.session import Session
 from tests.xl_export.serve.core.test_engine import Clients, endless
-from xl_export.serve.core.admission import EngineSettings
 from xl_export.serve.core.engine import Engine
 from xl_export.serve.core.running import Running
+from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.task import SamplingParams, Task
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from xl_export.serve.http.base.limits import Limits
+from xl_export.serve.core.settings import Limits
 
 CONNECTION = "connection"  # the key of the `Connection` in `scope["state"]` of ASGI
 

@@ -12,8 +12,9 @@ from runtimes.contract.checks import checked_ids
 from runtimes.contract.vocabulary import Vocab
 from runtimes.contract.vocabulary.subword import pieces
 from runtimes.tasks.generate import encode_prompt
+from xl_export.serve.core.settings import Limits
 from xl_export.serve.http.base.errors import RefusedError
-from xl_export.serve.http.base.limits import Limits, refuse_long_prompt
+from xl_export.serve.http.base.limits import refuse_long_prompt
 
 SLICE = 1 << 12  # items of a list that are encoded at once
 to_json = msgspec.json.Encoder(enc_hook=np.ndarray.tolist).encode  # arrays are nested lists

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, TypeAlias, TypeVar, get_args
 
 import msgspec
 
+from xl_export.serve.core.settings import Limits
 from xl_export.serve.http.base.errors import RefusedError
 
 FEW = 8  # fields that a message may list
@@ -27,37 +27,6 @@ KINDS = {  # how messages name msgspec's types
     "object": "an object",
 }
 BOUNDS = {">=": "at least", "<=": "at most", ">": "more than"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """The most that one request may use, and how long a client may take for it."""
-
-    #: Bytes of the body of a request.
-    body_bytes: int = 1 << 20
-    #: Tokens of all prompts of a request together.
-    prompt_tokens: int = 1 << 20
-    #: Tokens that one choice draws.
-    max_tokens: int = 1 << 17
-    #: Log-probabilities of one answer: a token has one for itself and one for each of the likeliest next to
-    #: it. Also the tokens of all choices of an answer that is not streamed.
-    log_probs: int = 1 << 19
-    #: Prompts times `n` or `best_of`.
-    choices: int = 128
-    #: Texts of one request to score.
-    texts: int = 4096
-    #: Requests that are served or wait at once.
-    requests: int = 2048
-    #: Connections that are open at once.
-    connections: int = 4096
-    #: Bytes of the head of a request, and of what frames a chunk of its body.
-    header_bytes: int = 1 << 16
-    #: Seconds until the head of a request has arrived.
-    header_seconds: float = 10.0
-    #: Seconds until its body has arrived.
-    body_seconds: float = 60.0
-    #: Seconds after which a client that does not read its answer is disconnected.
-    stalled_seconds: float = 120.0
 
 
 class Bound:

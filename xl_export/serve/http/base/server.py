@@ -25,17 +25,18 @@ from runtimes.contract.device import AUTO, CPU, Device
 from runtimes.contract.session import Session, is_language_model
 from runtimes.contract.spec import BUILD, GRAPH, ORT_GRAPH, SPEC, WEIGHTS
 from runtimes.sessions.open import open_session
-from xl_export.serve.core.admission import Busy, EngineSettings, StoppedError
+from xl_export.serve.core.admission import Busy, StoppedError
 from xl_export.serve.core.cache import PrefixCache
 from xl_export.serve.core.engine import Engine
+from xl_export.serve.core.settings import EngineSettings, Limits, StoreSettings
 from xl_export.serve.core.task import Delivery
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.keys import Keys
-from xl_export.serve.http.base.limits import Bound, Limits
+from xl_export.serve.http.base.limits import Bound
 from xl_export.serve.http.base.mailbox import Mailbox, Mailboxes, RequestMetrics
 from xl_export.serve.http.base.token_log import TokenTexts
 from xl_export.serve.streams.database import Stream
-from xl_export.serve.streams.store import StoreSettings, StreamStore
+from xl_export.serve.streams.store import StreamStore
 
 ON_SIGNAL = 3.0  # seconds that the engines have to end their tasks when the server stops
 CLOSING = 2.0  # seconds that the store has after the engines; a server ends within five
@@ -82,10 +83,6 @@ class Source:
     name: str
     path: Path
     settings: EngineSettings
-    #: Of the prefix cache; 0 for none.
-    cache_bytes: int = 0
-    #: Whether API keys may find each other's prefixes in the cache.
-    cache_shared: bool = False
     #: CPU threads of a step. None leaves one CPU to the event loop for an artefact whose steps are short,
     #: uses all CPUs for other artefacts, and leaves the choice to PyTorch for a run.
     threads: int | None = None
@@ -125,12 +122,12 @@ class Source:
     def make_engine(self, session: Session, deliver: Callable[[Delivery], None]) -> Engine:
         """An engine for the session, with its prefix cache."""
         cache = None
-        if self.cache_bytes and is_language_model(session):
+        if self.settings.cache_bytes and is_language_model(session):
             cache = PrefixCache(
                 identity=session.identity,
                 segment=session.rule.segment,
-                max_bytes=self.cache_bytes,
-                shared=self.cache_shared,
+                max_bytes=self.settings.cache_bytes,
+                shared=self.settings.cache_shared,
             )
         return Engine(session, self.settings, cache=cache, deliver=deliver)
 

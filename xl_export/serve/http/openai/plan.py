@@ -15,10 +15,11 @@ from runtimes.contract.sampling import SETTINGS
 from runtimes.contract.session import Session
 from runtimes.contract.vocabulary import Vocab, token_texts
 from runtimes.tasks.generate import refuse_empty_stops
+from xl_export.serve.core.settings import Limits
 from xl_export.serve.core.task import SamplingParams
 from xl_export.serve.http.base.encoding import encoding
 from xl_export.serve.http.base.errors import RefusedError, doc
-from xl_export.serve.http.base.limits import Limits, refuse_long_answer, refuse_outside
+from xl_export.serve.http.base.limits import refuse_long_answer, refuse_outside
 
 MOST_LIKELIEST = 20  # tokens for each one
 MOST_STOPS = 16

@@ -18,12 +18,13 @@ from starlette.responses import Response
 from runtimes.base.errors import UserError
 from runtimes.contract.vocabulary import Vocab
 from runtimes.tasks.text_rows import Context, Reader, Row, TextToScore, tokens_around
+from xl_export.serve.core.settings import Limits
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Ended, PromptFed, Task
 from xl_export.serve.http.base.endpoint import Endpoints
 from xl_export.serve.http.base.errors import RefusedError, doc, refuse_failure
 from xl_export.serve.http.base.exchange import Exchange, of_json
-from xl_export.serve.http.base.limits import Limits, refuse_long_prompt
+from xl_export.serve.http.base.limits import refuse_long_prompt
 from xl_export.serve.http.base.server import Model
 from xl_export.serve.http.base.token_log import TokenLog
 from xl_export.serve.http.base.workers import off_loop, size_of_tokens

@@ -15,14 +15,11 @@ from msgspec import UNSET, UnsetType
 from runtimes.base.errors import ArtefactError
 from runtimes.base.tensors_file import tensors_in_bytes, write_tensors
 from runtimes.contract.vocabulary import Vocab
+from xl_export.serve.core.settings import Limits
 from xl_export.serve.core.task import Answer, PromptFed, Reason, TokenOut
 from xl_export.serve.http.base.encoding import encoding
 from xl_export.serve.http.base.errors import RefusedError, doc
-from xl_export.serve.http.base.limits import (
-    Limits,
-    decoded,
-    refuse_long_answer,
-)
+from xl_export.serve.http.base.limits import decoded, refuse_long_answer
 from xl_export.serve.http.base.server import Model
 from xl_export.serve.http.base.token_log import TokenLog, TokenTexts
 from xl_export.serve.http.base.workers import off_loop, size_of_tokens

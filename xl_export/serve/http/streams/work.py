@@ -13,11 +13,12 @@ from msgspec import UNSET
 
 from runtimes.base.errors import StreamError
 from runtimes.contract.session import is_language_model
+from xl_export.serve.core.settings import Limits
 from xl_export.serve.core.state import StreamState, most_rewound, rewound
 from xl_export.serve.core.task import Arrays, Ended, Task
 from xl_export.serve.http.base.encoding import to_json
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
-from xl_export.serve.http.base.limits import Limits, refuse_outside
+from xl_export.serve.http.base.limits import refuse_outside
 from xl_export.serve.http.base.server import Model, Server
 from xl_export.serve.http.base.steps import StepOutputs, refuse_not_finite, step_task
 from xl_export.serve.http.base.workers import background, off_loop, size_of_tokens

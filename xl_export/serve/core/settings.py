@@ -1,0 +1,168 @@
+"""The settings of a server. A field with an `Option` is also an option of `xl-export serve`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import Field, dataclass, fields
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+MB = 1 << 20
+Settings = TypeVar("Settings")
+
+
+@dataclass(frozen=True)
+class Option:
+    """The option of a field: its name, its range in `unit`, and its help."""
+
+    name: str
+    help: str
+    least: int = 1
+    most: int | None = None
+    #: The factor from the number of the option to the field's own, such as MB.
+    unit: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """The sizes of the engine of a model."""
+
+    rows: Annotated[
+        int,
+        Option(
+            "--rows",
+            "The number of streams that advance at once; others wait. Each row needs the memory of a stream.",
+            most=4096,
+        ),
+    ] = 32
+    queue: Annotated[
+        int,
+        Option(
+            "--queue",
+            "The number of requests that may wait for a row; more are answered with status 429.",
+            most=1 << 20,
+        ),
+    ] = 1024
+    #: Tokens of prompts that are fed in one iteration, padding included; at least one chunk is always fed.
+    prompt_tokens: int = 128
+    #: Answers that a client has not read. The next one ends its task: a client that reads nothing must hold
+    #: neither a row nor much memory (about 200 bytes an answer). So many tokens bridge a stall of half a
+    #: second at the rate of the smallest models.
+    unread: int = 8192
+    # One state is always accepted.
+    state_bytes: Annotated[
+        int,
+        Option(
+            "--waiting-memory",
+            "The most megabytes of streams that running requests hold next to the rows. For each model; more "
+            "requests are answered with status 429.",
+            unit=MB,
+        ),
+    ] = 4096 * MB
+    cache_bytes: Annotated[
+        int,
+        Option(
+            "--cache",
+            "The most megabytes of memory for prompts that may come again, for each model; 0 keeps none.",
+            least=0,
+            unit=MB,
+        ),
+    ] = 256 * MB
+    cache_shared: Annotated[
+        bool,
+        Option(
+            "--share-cache",
+            "Let API keys find prompts of each other in the cache. The time to the first token then reveals "
+            "to a client whether another one has sent the same prompt.",
+        ),
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """The most that one request may use, and how long a client may take for it."""
+
+    body_bytes: Annotated[int, Option("--max-body", "The largest body of a request.", most=4096, unit=MB)] = (
+        MB
+    )
+    prompt_tokens: Annotated[int, Option("--max-prompt", "The most tokens of the prompts of a request.")] = (
+        1 << 20
+    )
+    max_tokens: Annotated[
+        int, Option("--max-tokens", "The most tokens that one choice of a request may have.")
+    ] = 1 << 17
+    #: Log-probabilities of one answer: a token has one for itself and one for each of the likeliest next to
+    #: it. Also the tokens of all choices of an answer that is not streamed.
+    log_probs: int = 1 << 19
+    #: Prompts times `n` or `best_of`.
+    choices: int = 128
+    #: Texts of one request to score.
+    texts: int = 4096
+    #: Requests that are served or wait at once.
+    requests: int = 2048
+    #: Connections that are open at once.
+    connections: int = 4096
+    #: Bytes of the head of a request, and of what frames a chunk of its body.
+    header_bytes: int = 1 << 16
+    #: Seconds until the head of a request has arrived.
+    header_seconds: float = 10.0
+    #: Seconds until its body has arrived.
+    body_seconds: float = 60.0
+    #: Seconds after which a client that does not read its answer is disconnected.
+    stalled_seconds: float = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreSettings:
+    """The bounds of a store of streams."""
+
+    ram_bytes: Annotated[
+        int,
+        Option(
+            "--stream-memory",
+            "The most megabytes of idle streams that stay in memory; the others are only on the disk.",
+            least=0,
+            unit=MB,
+        ),
+    ] = 1024 * MB
+    streams: Annotated[int, Option("--max-streams", "The most streams that one API key may have.")] = 10_000
+    owner_bytes: Annotated[
+        int,
+        Option(
+            "--stream-disk",
+            "The most megabytes on the disk for the memories of the streams of one API key. Their journals "
+            "are not counted.",
+            unit=MB,
+        ),
+    ] = 65_536 * MB
+    #: Tokens that a stream may be ahead of its snapshot; they are fed again after a kill.
+    replayed: int = 1024
+    # It costs milliseconds for each change on most disks.
+    flush: Annotated[
+        bool,
+        Option(
+            "--flush-streams",
+            "Bring each new stream and each change of one to the disk before it is answered, so that it "
+            "survives a loss of power. It needs --state.",
+        ),
+    ] = False
+    adopt: Annotated[
+        bool,
+        Option(
+            "--adopt-streams",
+            "Continue streams that a model with the same memory but other weights has computed, such as the "
+            "model before it was fine-tuned.",
+        ),
+    ] = False
+
+
+def settings_of(kind: type[Settings], given: Mapping[str, Any]) -> Settings:
+    """The settings that the options of a command have given, in the units of the fields."""
+    return kind(**{field.name: given[field.name] * option.unit for field, option in options(kind)})
+
+
+def options(kind: Any) -> Iterator[tuple[Field[Any], Option]]:
+    """The fields of settings that are options of the command."""
+    hints = get_type_hints(kind, include_extras=True)
+    for field in fields(kind):
+        for option in getattr(hints[field.name], "__metadata__", ()):
+            yield field, option
