@@ -7,9 +7,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from runtimes.base.errors import UserError
-from runtimes.contract.checks import load_memory
-from runtimes.contract.memory import Memory, save_memory
+from runtimes.contract.memory import Memory
 from runtimes.contract.sampling import Sampler
+from runtimes.contract.saved_streams import load_memory, save_memory
 from runtimes.contract.session import Session
 from runtimes.sessions.open import open_session
 

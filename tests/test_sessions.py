@@ -16,11 +16,11 @@ import pytest
 
 from runtimes import Memory, Session, open_session
 from runtimes.base.errors import StreamError
-from runtimes.contract.checks import check_memory, load_memory, owner_of
+from runtimes.contract.checks import check_memory, owner_of
 from runtimes.contract.engine import Profile
-from runtimes.contract.memory import save_memory
 from runtimes.contract.precision import MemoryPrecision
 from runtimes.contract.rule import MemoryRule
+from runtimes.contract.saved_streams import load_memory, save_memory
 from runtimes.contract.spec import FUSED, Storage, load_spec
 from runtimes.sessions import fused_cpu
 from runtimes.sessions.graph import GraphSession

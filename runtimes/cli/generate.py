@@ -16,10 +16,9 @@ from runtimes.base.records import json_text, to_json
 from runtimes.cli.group import LongCommand
 from runtimes.cli.lines import FORMATS, Format, read_prompts
 from runtimes.cli.options import Number, device_option, folder_argument, threads_option
-from runtimes.contract.checks import load_memory
 from runtimes.contract.device import Device
-from runtimes.contract.memory import holds_streams, save_memory
 from runtimes.contract.sampling import SETTINGS
+from runtimes.contract.saved_streams import holds_streams, load_memory, save_memory
 from runtimes.contract.vocabulary import Vocab, decode
 from runtimes.sessions.open import open_session
 from runtimes.tasks.beams import LENGTH_PENALTIES, Continuation, beam_search, best_of

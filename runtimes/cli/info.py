@@ -9,8 +9,7 @@ from typing import Any
 import click
 
 from runtimes.cli.options import folder_argument, json_option, show
-from runtimes.contract.checks import describe_streams
-from runtimes.contract.memory import holds_streams
+from runtimes.contract.saved_streams import describe_streams, holds_streams
 from runtimes.sessions import fused_cpu
 from runtimes.sessions.open import describe
 from runtimes.tasks.describe import detail_lines, next_command, summary_lines

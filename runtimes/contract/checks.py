@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from mmap import mmap
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from runtimes.base.errors import ArtefactError, StreamError, TextError
-from runtimes.base.sealed import SHA256
-from runtimes.base.tensors_file import read_tensors
-from runtimes.contract.conversion import converted
+from runtimes.base.errors import StreamError, TextError
 from runtimes.contract.memory import (
     MAX_POSITION,
-    STREAMS,
     DeviceTensor,
     Memory,
     refuse_batch,
@@ -252,120 +246,6 @@ def value_outside(values: np.ndarray, least: int, most: int) -> int | None:
     """One of some integers that is not from `least` to `most`; None if all are."""
     lowest, highest = value_range(values)
     return highest if highest > most else lowest if lowest < least else None
-
-
-def load_memory(path: Path | str, session: Session, *, adopt: bool = False) -> Memory:
-    """The memory in a file that `save_memory` wrote, ready for the session to continue its streams.
-
-    The session may be of another artefact, engine or run with the same `memory_identity`. A memory of another
-    precision is converted. adopt: also continues streams that other weights computed, of a model with the
-    same memory layout; `Memory.adopted` records it. Raises StreamError if the session cannot continue the
-    streams, and ArtefactError if the file is damaged.
-    """
-    facts, arrays = _saved_arrays(Path(path))
-    return memory_of(facts, arrays, session, path, adopt=adopt)
-
-
-def memory_of(
-    facts: Mapping[str, str],
-    arrays: Mapping[str, np.ndarray],
-    session: Session,
-    path: Path | str,
-    *,
-    adopt: bool = False,
-) -> Memory:
-    """The memory in a file of streams that was read already, with the checks of `load_memory`.
-
-    facts: the texts in the file's header. arrays: `positions` and the memory tensors. path: of the file, for
-    messages.
-    """
-    _refuse_other_memory(facts, arrays, session, path, adopt=adopt)
-    # In the byte order of this machine, whatever the file has.
-    stored = {name: array.astype(array.dtype.newbyteorder("="), copy=False) for name, array in arrays.items()}
-    positions = np.array(stored.pop("positions"), order="C")
-    memory = Memory(positions, converted(stored, session.state, path), owner_of(session))
-    try:
-        check_memory(session, memory)
-    except StreamError as error:
-        raise ArtefactError(f"{path} is damaged: {error}") from error
-    memory.note_adopted(_adopted_rows(facts, memory.batch, path))
-    if facts["weights"] != session.memory_identity.weights:
-        memory.note_adopted([f"{before} {facts['weights']}".strip() for before in memory.adopted])
-    memory.unsure = False
-    return memory
-
-
-def _refuse_other_memory(
-    facts: Mapping[str, str],
-    arrays: Mapping[str, np.ndarray],
-    session: Session,
-    path: Path | str,
-    *,
-    adopt: bool,
-) -> None:
-    """Raises StreamError if a file's streams have another layout, or other weights that are not adopted."""
-    mine = session.memory_identity
-    if facts["layout"] != mine.layout:
-        raise StreamError(
-            f"{path} holds streams with another memory: {_difference(arrays, session)}; open an artefact "
-            "with the same memory form, rule and vocabulary, or start a new stream."
-        )
-    if facts["weights"] != mine.weights and not adopt:
-        raise StreamError(
-            f"{path} holds streams that other weights computed ({facts['weights']:.12}, and this model has "
-            f"{mine.weights:.12}); give --adopt-streams (adopt=True) to continue them with this model, whose "
-            "answers depend on both, or open a model with those weights."
-        )
-
-
-def _difference(arrays: Mapping[str, np.ndarray], session: Session) -> str:
-    """The first difference between the memory in a file and a session's memory, in words."""
-    for tensor in session.state:
-        if tensor.is_scale:
-            continue
-        row = list(tensor.row)
-        if tensor.name not in arrays:
-            return f"it has no {tensor.name}, which this model needs"
-        if (found := list(arrays[tensor.name].shape[1:])) != row:
-            return f"{tensor.name} has the shape {found} in a row, and {row} in this model"
-    return "the memory rule or the vocabulary differs"
-
-
-def _adopted_rows(facts: Mapping[str, str], batch: int, path: Path | str) -> list[str]:
-    """What the header says about each row in `adopted`."""
-    rows = facts["adopted"].split(",") if "adopted" in facts else [""] * batch
-    if len(rows) != batch or not all(word in SHA256 for row in rows for word in row.split()):
-        raise ArtefactError(f"{path} is damaged: `adopted` does not have the hashes of {batch} streams.")
-    return rows
-
-
-def describe_streams(path: Path) -> dict[str, Any]:
-    """The facts of a file of saved streams, for `info`."""
-    facts, arrays = _saved_arrays(path)
-    positions = arrays["positions"].tolist()
-    adopted = [row.split() for row in _adopted_rows(facts, len(positions), path)]
-    return {
-        "kind": "streams",
-        "artefact": facts.get("artefact"),
-        "memory_identity": {"layout": facts["layout"], "weights": facts["weights"]},
-        "adopted": adopted,
-        "positions": positions,
-        "bytes": path.stat().st_size,
-    }
-
-
-def _saved_arrays(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
-    """The texts in the header and the arrays of a file that `save_memory` wrote."""
-    arrays, facts = read_tensors(path)
-    refuse_no_streams(facts, arrays, path)
-    return facts, arrays
-
-
-def refuse_no_streams(facts: Mapping[str, str], arrays: Mapping[str, np.ndarray], path: Path | str) -> None:
-    """Raises ArtefactError unless these are header and arrays of a file that `save_memory` wrote."""
-    whole = {"layout", "weights"} <= facts.keys() and "positions" in arrays
-    if facts.get("format") != STREAMS or not whole:
-        raise ArtefactError(f"{path} holds no stream memory; expected a file written by save_memory.")
 
 
 def check_memory(session: Session, memory: Memory) -> None:

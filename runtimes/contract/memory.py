@@ -8,25 +8,20 @@ import mmap
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import MappingProxyType
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from runtimes.base.errors import ArtefactError, StreamError
-from runtimes.base.files import atomic_file
+from runtimes.base.errors import StreamError
 from runtimes.base.machine import refuse_beyond_memory
 from runtimes.base.ranges import Range
-from runtimes.base.tensors_file import read_metadata, write_tensors
 from runtimes.contract.memory_identity import Owner
 
 MAX_POSITION = 1 << 62
 FAR = 1 << 33  # a position that 32 bits cannot hold, at which graphs are compared
 MAX_BATCH = 1 << 16  # rows
-STREAMS = "xl-export stream 1"  # what a file of saved streams calls itself
 NUMPY_HUGE = 1 << 22  # bytes from which NumPy asks Linux for huge pages
 MOST_PARTS = 256  # of a memory, kept with their bindings
 
@@ -489,57 +484,3 @@ def zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         part = ctypes.c_void_p(first * mmap.PAGESIZE), ctypes.c_size_t((end - first) * mmap.PAGESIZE)
         ctypes.CDLL(None).madvise(*part, mmap.MADV_NOHUGEPAGE)  # a system without huge pages refuses it
     return array
-
-
-def save_memory(memory: Memory, path: Path | str) -> None:
-    """Writes the streams to a file, atomically. Streams from `load_memory` continue bit for bit.
-
-    The file has the layout of safetensors, which other languages read and write too: see
-    docs/reference/saved-streams.md. Raises StreamError where a row that has begun holds values that are not
-    finite: it could not be loaded.
-    """
-    with memory.in_use(), atomic_file(Path(path)) as temporary, open(temporary, "wb") as stream:
-        write_memory(memory, stream)
-
-
-def write_memory(memory: Memory, stream: BinaryIO, notes: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Writes the streams, as `save_memory` does, to a file that is open for writing.
-
-    notes: texts by name, which come first in the header; readers of the memory pass over them.
-    """
-    owner = memory.owner
-    facts = {
-        **notes,
-        "format": STREAMS,
-        "layout": owner.memory.layout,
-        "weights": owner.memory.weights,
-        "artefact": owner.artefact,
-    }
-    if any(memory.adopted):
-        facts["adopted"] = ",".join(memory.adopted)
-    write_tensors(stream, {"positions": memory.positions, **_arrays_to_save(memory)}, facts)
-
-
-def _arrays_to_save(memory: Memory) -> dict[str, np.ndarray]:
-    """The memory tensors, in which rows that start again are cleared of what is not finite."""
-    arrays = {name: np.asarray(array) for name, array in memory.tensors.items()}
-    for name, array in arrays.items():
-        finite = np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
-        if (bad := np.flatnonzero(~finite & (memory.positions > 0))).size:
-            raise StreamError(
-                f"row {bad[0]} of the memory holds values that are not finite; start a new text in it "
-                "(position 0) or take it out before saving."
-            )
-        if not finite.all():  # rows that start again see nothing of what they held
-            arrays[name] = np.where(finite.reshape(-1, *[1] * (array.ndim - 1)), array, array.dtype.type(0))
-    return arrays
-
-
-def holds_streams(path: Path) -> bool:
-    """Whether a file is what `save_memory` writes, as far as its beginning says."""
-    try:
-        if not path.is_file():  # reading from a pipe would wait for its other end
-            return False
-        return read_metadata(path).get("format") == STREAMS
-    except (ArtefactError, OSError):
-        return False

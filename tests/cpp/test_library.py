@@ -14,7 +14,7 @@ import onnx
 import pytest
 
 from runtimes import open_session
-from runtimes.contract.memory import save_memory
+from runtimes.contract.saved_streams import save_memory
 from runtimes.contract.spec import Storage
 from runtimes.contract.tensors import row_bytes
 from runtimes.contract.vocabulary import IdsVocab, save_vocab

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from runtimes import check, open_session
-from runtimes.contract.checks import load_memory
+from runtimes.contract.saved_streams import load_memory
 from tests.cpp.program import CPP, ROOT, onnxruntime_library
 from tests.docs.pages import blocks, difference
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from runtimes import generate, open_session
-from runtimes.contract.checks import load_memory
 from runtimes.contract.sampling import Sampler
+from runtimes.contract.saved_streams import load_memory
 from tests.browsers import SWIFTSHADER
 from xl_export.artefact.export import export
 

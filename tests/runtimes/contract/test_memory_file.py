@@ -14,8 +14,8 @@ import pytest
 
 from runtimes.base.errors import ArtefactError, StreamError, UserError
 from runtimes.base.tensors_file import write_tensors
-from runtimes.contract.checks import load_memory
-from runtimes.contract.memory import Memory, save_memory
+from runtimes.contract.memory import Memory
+from runtimes.contract.saved_streams import load_memory, save_memory
 from runtimes.contract.session import Session
 
 EDGE_ONLY = ("torch", "onnx", "onnx_ir", "trainer", "xl_export", "benchmarks", "safetensors")

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from runtimes.base.errors import StreamError
-from runtimes.contract.checks import describe_streams, load_memory
-from runtimes.contract.memory import Memory, save_memory
+from runtimes.contract.memory import Memory
 from runtimes.contract.precision import PRESETS
 from runtimes.contract.rule import MemoryRule
+from runtimes.contract.saved_streams import describe_streams, load_memory, save_memory
 from runtimes.contract.session import Session
 from runtimes.sessions.open import open_session
 from tests.commands import xl

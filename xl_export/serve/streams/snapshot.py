@@ -20,8 +20,8 @@ import numpy as np
 
 from runtimes.base.errors import ArtefactError, StreamError
 from runtimes.base.tensors_file import LENGTH_BYTES, tensors_in
-from runtimes.contract.checks import memory_of, refuse_no_streams
-from runtimes.contract.memory import MAX_POSITION, write_memory
+from runtimes.contract.memory import MAX_POSITION
+from runtimes.contract.saved_streams import memory_of, refuse_no_streams, write_memory
 from runtimes.contract.session import Session, is_language_model
 from xl_export.serve.core.state import StreamState
 
