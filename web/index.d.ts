@@ -105,8 +105,9 @@ export interface Model {
   saveMemory(memory: Memory): Promise<Uint8Array>;
   /**
    * The streams in a file that this or Python's `save_memory` wrote, of any artefact with the same
-   * `spec.memory_identity`. A memory of another precision is converted. `adopt` also continues streams that other
-   * weights computed, such as those before the model was fine-tuned; files that are saved later record it.
+   * `spec.memory_identity`. A memory of another precision is converted. `adopt` also continues streams that
+   * other weights computed, such as those before the model was fine-tuned; files that are saved later record
+   * it.
    */
   loadMemory(file: Uint8Array | ArrayBuffer, options?: { adopt?: boolean }): Promise<Memory>;
   /** Replays the reference answers of the artefact on this device. */

@@ -26,8 +26,8 @@ function toHalf(x) {
   const bits = (exponent + 14) * 1024 + toEven(size * 2 ** (10 - exponent));
   if (bits >= 31 * 1024) {
     throw new XLExportError(
-      "the saved stream holds numbers beyond 65504, the largest in fp16; continue it in an artefact with memory " +
-        "in fp32.",
+      "the saved stream holds numbers beyond 65504, the largest in fp16; continue it in an artefact with " +
+        "memory in fp32.",
     );
   }
   return bits | (x < 0 || Object.is(x, -0) ? 0x8000 : 0);

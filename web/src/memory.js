@@ -26,8 +26,8 @@ export class Memory {
     /** @type {Float32Array | null} Logits [batch · V] after the last token; null before the first one. */
     this.last = null;
     /**
-     * For each row, the hashes of the weights that computed its stream before other weights continued it, with
-     * blanks between them.
+     * For each row, the hashes of the weights that computed its stream before other weights continued it,
+     * with blanks between them.
      */
     this.adopted = Array.from(positions, () => "");
     /** Whether the tensors may hold values that are not finite. */

@@ -81,7 +81,8 @@ export async function loadMemory(bytes, engine, spec, identity, adopt) {
     if (isScale(spec, state)) continue; // it follows its bytes
     const shape = stateShape(state, found.length);
     const { numbers, scales } = converted(take(arrays, state.name, shape), state.dtype, shape.at(-1) ?? 1);
-    tensors.push(numbers, ...(scales ? [new Uint8Array(scales.buffer, scales.byteOffset, scales.byteLength)] : []));
+    tensors.push(numbers);
+    if (scales) tensors.push(new Uint8Array(scales.buffer, scales.byteOffset, scales.byteLength));
   }
   if (arrays.size) throw damaged("its arrays are not those of this model");
   const adopted = metadata.adopted?.split(",") ?? Array(found.length).fill("");
@@ -115,15 +116,15 @@ async function fromTensors(bytes) {
 function refuseOther({ layout, weights }, mine, adopt) {
   if (layout !== mine.layout) {
     throw new XLExportError(
-      `${WHERE} has another memory: its form, rule or vocabulary differs; open an artefact with the same ones, or ` +
-        "start a new stream.",
+      `${WHERE} has another memory: its form, rule or vocabulary differs; open an artefact with the same ` +
+        "ones, or start a new stream.",
     );
   }
   if (weights !== mine.weights && !adopt) {
     throw new XLExportError(
       `${WHERE} was computed by other weights (${shown(weights.slice(0, 12))}, and this model has ` +
-        `${mine.weights.slice(0, 12)}); give { adopt: true } to continue it with this model, or open a model ` +
-        "with those weights.",
+        `${mine.weights.slice(0, 12)}); give { adopt: true } to continue it with this model, or open a ` +
+        "model with those weights.",
     );
   }
 }

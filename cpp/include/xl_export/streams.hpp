@@ -185,7 +185,8 @@ class StreamFile {
 struct Streams {
   static void save(const Memory& memory, const std::filesystem::path& path);
   static Memory load(const Session& session, const std::filesystem::path& path, bool adopt);
-  static void refuse_other_memory(const StreamFile& file, const Spec& spec, const std::string& path, bool adopt);
+  static void refuse_other_memory(const StreamFile& file, const Spec& spec, const std::string& path,
+                                  bool adopt);
 };
 
 inline void Streams::save(const Memory& memory, const std::filesystem::path& path) {
@@ -242,14 +243,14 @@ inline void Streams::save(const Memory& memory, const std::filesystem::path& pat
 inline void Streams::refuse_other_memory(const StreamFile& file, const Spec& spec, const std::string& path,
                                          bool adopt) {
   if (file.identity().layout != spec.memory_identity.layout)
-    throw Error(Fault::stream, path + " holds streams with another memory: its form, rule or vocabulary differs; "
-                                      "open an artefact with the same ones, or start a new stream.");
+    throw Error(Fault::stream, path + " holds streams with another memory: its form, rule or vocabulary "
+                                      "differs; open an artefact with the same ones, or start a new stream.");
   if (file.identity().weights != spec.memory_identity.weights && !adopt)
     throw Error(Fault::stream, path + " holds streams that other weights computed (" +
                                    shown(file.identity().weights.substr(0, 12)) + ", and this model has " +
                                    spec.memory_identity.weights.substr(0, 12) +
-                                   "); load them with adopt = true to continue them with this model, or open a "
-                                   "model with those weights.");
+                                   "); load them with adopt = true to continue them with this model, or open "
+                                   "a model with those weights.");
 }
 
 inline Memory Streams::load(const Session& session, const std::filesystem::path& path, bool adopt) {
@@ -308,13 +309,14 @@ inline void save(const Memory& memory, const std::filesystem::path& path) {
 }
 
 // The memory in a file of saved streams. It may be of another artefact with the same `memory_identity`, and a
-// memory of another precision is converted. With `adopt`, streams that other weights computed continue too, and
-// `Memory::adopted` records it. Throws if the session cannot continue the streams or the file is damaged.
+// memory of another precision is converted. With `adopt`, streams that other weights computed continue too,
+// and `Memory::adopted` records it. Throws if the session cannot continue the streams or the file is damaged.
 inline Memory load(const Session& session, const std::filesystem::path& path, bool adopt = false) {
   std::error_code error;
   if (!std::filesystem::is_regular_file(path, error))
     throw Error(Fault::option, path.string() + " is no file; give one that save or save_memory wrote.");
-  return detail::in_memory("the file of streams", [&] { return detail::Streams::load(session, path, adopt); });
+  return detail::in_memory("the file of streams",
+                           [&] { return detail::Streams::load(session, path, adopt); });
 }
 
 }  // namespace xl_export
