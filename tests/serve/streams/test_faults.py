@@ -207,6 +207,7 @@ def check_refused(
     if error is not None:
         assert "the server could not write the stream (" in str(error)
         assert str(folder) not in str(error)
+        assert_no_file_is_left(folder)
     for end in (None, "kill", "end"):
         if end == "kill" or store._closed:  # what a kill would leave now
             folder = shutil.copytree(folder, folder.with_name(f"{folder.name}-{end}"))

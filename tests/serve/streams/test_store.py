@@ -204,8 +204,11 @@ def test_appended_tokens_cost_no_snapshot(
         append(store, name, tokens[at : at + 1], session, advance)
     assert store._database.written == 1 + 2
     state = read(store, name, session, advance)
+    fork = store.fork(name, "anna").id
     end_as_a_kill(store)
-    assert_same(read(open_store(), name, session, advance), state)
+    store = open_store()
+    assert_same(read(store, name, session, advance), state)
+    assert_same(read(store, fork, session, advance), state)
 
 
 def test_any_sqlite_tool_reads_and_copies_the_database(
