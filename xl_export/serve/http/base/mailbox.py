@@ -85,6 +85,7 @@ class Mailbox(AsyncIterator[tuple[Task, Answer]]):
     """
 
     def __init__(self, engine: Engine, boxes: dict[Task, Mailbox], metrics: RequestMetrics) -> None:
+        self._loop = asyncio.get_running_loop()
         self._engine = engine
         self._boxes = boxes
         self._metrics = metrics
@@ -123,13 +124,10 @@ class Mailbox(AsyncIterator[tuple[Task, Answer]]):
         if not self._arrived:
             if not self._running:
                 raise StopAsyncIteration
-            self._waiting = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiting
-            finally:
-                self._waiting = None
+            self._waiting = self._loop.create_future()
+            await self._waiting
         task, answer = self._arrived.popleft()
-        if answer.__class__ is Ended:
+        if isinstance(answer, Ended):
             del self._running[task]
         else:
             self._engine.taken(task, 1)
@@ -147,9 +145,17 @@ class Mailbox(AsyncIterator[tuple[Task, Answer]]):
             else:
                 self._note(task, answer, now)
         if drawn:
-            self._note_drawn(task, drawn, now)
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
+            metrics = self._metrics
+            metrics.generated_tokens += drawn
+            if last := self._running[task]:
+                metrics.between.observe((now - last) / drawn, drawn)
+            else:
+                self._note_first(now)
+            self._running[task] = now
+        if self._waiting is not None:
+            if not self._waiting.done():  # its request may have been cancelled
+                self._waiting.set_result(None)
+            self._waiting = None
 
     def _note(self, task: Task, answer: PromptFed | Ended, now: float) -> None:
         metrics = self._metrics
@@ -161,15 +167,6 @@ class Mailbox(AsyncIterator[tuple[Task, Answer]]):
         metrics.prompt_tokens += answer.count
         metrics.cached_tokens += answer.cached
         if answer.log_probs is not None:
-            self._note_first(now)
-
-    def _note_drawn(self, task: Task, count: int, now: float) -> None:
-        self._metrics.generated_tokens += count
-        last = self._running[task]
-        self._running[task] = now
-        if last:
-            self._metrics.between.observe((now - last) / count, count)
-        else:
             self._note_first(now)
 
     def _note_first(self, now: float) -> None:

@@ -17,7 +17,7 @@ from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from runtimes.base.errors import UserError
-from xl_export.serve.core.task import Answer, Ended, PromptFed, SamplingParams, Task, TokenOut
+from xl_export.serve.core.task import Ended, PromptFed, SamplingParams, Task, TokenOut
 from xl_export.serve.http.base.endpoint import Endpoints
 from xl_export.serve.http.base.errors import RefusedError, doc, refuse_failure
 from xl_export.serve.http.base.exchange import Exchange, event, of_json
@@ -180,8 +180,6 @@ class _Choice:
     tokens: int = 0
     #: Its text, if the answer is one document.
     parts: list[str] = field(default_factory=list)
-    #: Whether its prompt was repeated, if it is.
-    begun: bool = False
     #: Why it ended; None before its end, and if the server has cut it short.
     reason: Literal["stop", "length"] | None = None
 
@@ -228,23 +226,47 @@ class Completion:
         self._ready = bytearray()  # events that were not sent
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Server-sent events, all that are ready at once. Raises RefusedError after the events that have
-        arrived with a failure.
+        """Runs all tasks. Yields server-sent events, all that are ready at once, if the answer is streamed.
+        Raises RefusedError or UserError after the events that have arrived with a failure: other choices
+        have got theirs.
         """
-        async with aclosing(self._advance()) as batches:
-            async for _ in batches:
-                if self._ready:
+        plan = self._plan
+        # A prompt with several choices is fed by a task of its own, whose state they begin with.
+        states = len(self._prompts) if plan.best_of > 1 else 0
+        failure: RefusedError | UserError | None = None
+        with self._model.engine.places.take(len(self._choices), states), self._model.mailbox() as mailbox:
+            for prompt in self._prompts:
+                self._submit_prompt(mailbox, prompt)
+            async for task, answer in mailbox:
+                prompt, choice = self._tasks[task]
+                try:
+                    if isinstance(answer, TokenOut):
+                        assert choice is not None, "a prompt draws no tokens"
+                        self._draw(choice, answer)
+                    elif isinstance(answer, PromptFed):
+                        await self._feed(prompt, answer)
+                    elif choice is not None:
+                        self._end(choice, answer)
+                    else:
+                        self._submit_choices(mailbox, prompt, answer)
+                except (RefusedError, UserError) as refusal:
+                    failure = failure or refusal
+                if self._ready and (mailbox.is_empty or plan.log_probs is not None):
                     data = bytes(self._ready)
                     self._ready.clear()
                     yield data
-        if self._plan.usage:
+                    if plan.log_probs is not None:  # many choices make many large events
+                        await asyncio.sleep(0)
+                if failure is not None and mailbox.is_empty:
+                    raise failure
+        if plan.usage:
             yield event(CompletionEvent(**self._facts, choices=[], usage=self._usage()))
 
     async def answer(self) -> bytes:
         """The whole answer as JSON."""
-        async with aclosing(self._advance()) as batches:
-            async for _ in batches:
-                pass
+        async with aclosing(self.events()) as events:
+            async for _ in events:
+                raise AssertionError("only a streamed answer has events")
         plan = self._plan
         shown = plan.prompt_tokens if plan.echo else 0
         return await off_loop(size_of_tokens(shown + self._drawn, plan.log_probs), self._document)
@@ -258,29 +280,6 @@ class Completion:
             "completion_tokens": self._drawn,
             "reason": ",".join(sorted({choice.reason or "unfinished" for choice in self._choices})),
         }
-
-    async def _advance(self) -> AsyncGenerator[None, None]:
-        """Runs all tasks. Yields whenever all answers that have arrived are noted, also before it raises the
-        first failure: other choices have got theirs.
-        """
-        plan = self._plan
-        # A prompt with several choices is fed by a task of its own, whose state they begin with.
-        states = len(self._prompts) if plan.best_of > 1 else 0
-        failure: RefusedError | UserError | None = None
-        with self._model.engine.places.take(len(self._choices), states), self._model.mailbox() as mailbox:
-            for prompt in self._prompts:
-                self._submit_prompt(mailbox, prompt)
-            async for task, answer in mailbox:
-                try:
-                    await self._take(mailbox, task, answer)
-                except (RefusedError, UserError) as refusal:
-                    failure = failure or refusal
-                if mailbox.is_empty:
-                    yield
-                    if failure is not None:
-                        raise failure
-                elif plan.log_probs is not None:  # many choices make many large events
-                    await asyncio.sleep(0)
 
     def _submit_prompt(self, mailbox: Mailbox, prompt: _Prompt) -> None:
         choice = prompt.choices[0] if self._plan.best_of == 1 else None
@@ -296,12 +295,13 @@ class Completion:
         self._tasks[task] = prompt, choice
         mailbox.submit(task)
 
-    async def _submit_choices(self, mailbox: Mailbox, prompt: _Prompt, ended: Ended) -> None:
+    def _submit_choices(self, mailbox: Mailbox, prompt: _Prompt, ended: Ended) -> None:
         """The choices of a prompt that was fed."""
+        refuse_failure(ended)
         for choice in prompt.choices:
             sampling = self._sampling(choice)
             if sampling is None:
-                await self._end(choice, Ended(reason="length"))
+                self._end(choice, Ended(reason="length"))
                 continue
             assert ended.state is not None, "the task that fed a prompt keeps its state"
             task = Task(
@@ -322,34 +322,18 @@ class Completion:
 
     # What arrives.
 
-    async def _take(self, mailbox: Mailbox, task: Task, answer: Answer) -> None:
-        """Notes an answer to a task, and makes an event of it if the answer is streamed."""
-        prompt, choice = self._tasks[task]
-        if isinstance(answer, TokenOut):
-            assert choice is not None, "only choices are drawn"
-            if not choice.begun:
-                await self._begin(choice)
-            self._draw(choice, answer)
-        elif isinstance(answer, PromptFed):
-            prompt.note(answer)
-            self._cached += answer.cached
-        elif choice is not None:
-            await self._end(choice, answer)
-        else:
-            refuse_failure(answer)
-            await self._submit_choices(mailbox, prompt, answer)
-
-    async def _begin(self, choice: _Choice) -> None:
-        """Called before anything of a choice is sent: an event with the prompt if it is repeated."""
-        choice.begun = True
-        if self._plan.echo and self._plan.stream:
-            prompt = choice.prompt
-            size = size_of_tokens(len(prompt.tokens), self._plan.log_probs)
-            self._ready += await off_loop(size, self._repeated, choice)
+    async def _feed(self, prompt: _Prompt, fed: PromptFed) -> None:
+        """Some tokens of a prompt; after the last one an event for each choice that repeats the prompt."""
+        prompt.note(fed)
+        self._cached += fed.cached
+        plan = self._plan
+        if plan.echo and plan.stream and prompt.fed == len(prompt.tokens):
+            for choice in prompt.choices:
+                size = size_of_tokens(prompt.fed, plan.log_probs)
+                self._ready += await off_loop(size, self._repeated, choice)
 
     def _repeated(self, choice: _Choice) -> bytes:
-        prompt = choice.prompt
-        return self._event(choice, prompt.text, prompt.logged)
+        return self._event(choice, choice.prompt.text, choice.prompt.logged)
 
     def _draw(self, choice: _Choice, drawn: TokenOut) -> None:
         choice.tokens += 1
@@ -362,12 +346,9 @@ class Completion:
         elif drawn.text or self._plan.each_usage:
             self._ready += self._event(choice, drawn.text)
 
-    async def _end(self, choice: _Choice, ended: Ended) -> None:
+    def _end(self, choice: _Choice, ended: Ended) -> None:
         """The end of a choice, with the text that was held back; raises RefusedError for one cut short."""
-        reason = REASONS.get(ended.reason)
-        if reason and not choice.begun:
-            await self._begin(choice)
-        choice.reason = reason
+        choice.reason = REASONS.get(ended.reason)
         if not self._plan.stream:
             choice.parts.append(ended.text)
         elif choice.reason or ended.text:
