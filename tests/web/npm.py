@@ -61,7 +61,7 @@ def packages() -> Path:
 def copied_module(folder: Path) -> Path:
     """The npm package's files in a folder of their own, with its packages beside them."""
     folder.mkdir(parents=True)
-    for name in ("src", "page", "test", "bench"):
+    for name in ("src", "page", "test"):
         shutil.copytree(WEB / name, folder / name)
     for name in ("package.json", "index.d.ts", "tsconfig.json", "README.md"):
         shutil.copy(WEB / name, folder / name)
