@@ -57,7 +57,7 @@ def asked(
 def outputs_of(answer: httpx.Response) -> Arrays:
     assert answer.status_code == 200, answer.text
     document = msgspec.json.decode(answer.content, type=InferResult)
-    return {each["name"]: np.array(each["data"]).reshape(each["shape"]) for each in document["outputs"]}
+    return {each.name: np.array(each.data).reshape(each.shape) for each in document.outputs}
 
 
 def test_a_sequence_gives_the_outputs_of_a_session(server: Running, session: Session) -> None:
@@ -167,7 +167,8 @@ def test_the_server_describes_itself_and_its_models(server: Running, policy: Pat
     assert server.get("/v2/health/ready").json() == {"ready": True}
     assert "sequence" in server.get("/v2").json()["extensions"]
     assert server.get("/v2/models/policy/ready").json() == {"name": "policy", "ready": True}
-    document = msgspec.json.decode(server.get("/v2/models/policy").content, type=ModelMetadata)
+    decoded = msgspec.json.decode(server.get("/v2/models/policy").content, type=ModelMetadata)
+    document = msgspec.to_builtins(decoded)
     assert document["inputs"] == [
         {"name": "observation", "datatype": "FP32", "shape": [1, -1, 5]},
         {"name": "previous", "datatype": "INT64", "shape": [1, -1]},
@@ -176,7 +177,7 @@ def test_the_server_describes_itself_and_its_models(server: Running, policy: Pat
     assert [each["name"] for each in document["outputs"]] == ["action", "worth", "features", "best"]
     fixed = dataclasses.replace(load_spec(policy), fixed_rows=1)
     session = SimpleNamespace(spec=fixed, rule=fixed.rule)
-    assert inference._tensor(session, fixed.inputs[0])["shape"] == [1, fixed.rule.segment, 5]  # type: ignore[arg-type]
+    assert inference._tensor(session, fixed.inputs[0]).shape == [1, fixed.rule.segment, 5]  # type: ignore[arg-type]
     document = server.get("/v2/models/tiny").json()
     assert document["inputs"] == [{"name": "input_ids", "datatype": "INT64", "shape": [1, -1]}]
     size = server.server.models["tiny"].session.vocab.size

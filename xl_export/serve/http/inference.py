@@ -10,7 +10,7 @@ import hashlib
 import math
 from collections.abc import Mapping
 from importlib.metadata import version
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -42,9 +42,10 @@ ENDPOINTS = Endpoints()
 class InputParameters(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """How an input is sent."""
 
-    binary_data_size: Annotated[int | None, doc("How many bytes of it follow the JSON; null for `data`.")] = (
-        None
-    )
+    binary_data_size: Annotated[
+        Annotated[int, msgspec.Meta(ge=0)] | None,
+        doc("How many bytes of it follow the JSON; null for `data`."),
+    ] = None
 
 
 class InputArray(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -99,13 +100,13 @@ class InferBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     id: Annotated[str | None, doc("An id of the request, which the answer repeats.")] = None
 
 
-class Live(TypedDict):
+class Live(msgspec.Struct, kw_only=True):
     """Whether the server answers."""
 
     live: Annotated[bool, doc("Whether the server answers.")]
 
 
-class ServerMetadata(TypedDict):
+class ServerMetadata(msgspec.Struct, kw_only=True):
     """The server."""
 
     name: Annotated[str, doc("The name of the program.")]
@@ -113,7 +114,7 @@ class ServerMetadata(TypedDict):
     extensions: Annotated[list[str], doc("The extensions of the protocol that it knows.")]
 
 
-class TensorMetadata(TypedDict):
+class TensorMetadata(msgspec.Struct, kw_only=True):
     """An input or output of a model."""
 
     name: Annotated[str, doc("Its name.")]
@@ -121,7 +122,7 @@ class TensorMetadata(TypedDict):
     shape: Annotated[list[int], doc("Its sizes; -1 is any number of tokens, the same in all tensors.")]
 
 
-class ModelMetadata(TypedDict):
+class ModelMetadata(msgspec.Struct, kw_only=True):
     """A model."""
 
     name: Annotated[str, doc("The name of the model.")]
@@ -131,35 +132,38 @@ class ModelMetadata(TypedDict):
     outputs: Annotated[list[TensorMetadata], doc("What a step returns.")]
 
 
-class ModelReady(TypedDict):
+class ModelReady(msgspec.Struct, kw_only=True):
     """Whether a model answers."""
 
     name: Annotated[str, doc("The name of the model.")]
     ready: Annotated[bool, doc("Whether it answers.")]
 
 
-class _OutputArray(TensorMetadata, total=False):
-    data: Annotated[list[Any], doc("Its numbers, row by row; absent if its bytes follow the JSON.")]
-    parameters: Annotated[dict[str, int], doc("`binary_data_size`, if its bytes follow the JSON.")]
+class OutputArray(TensorMetadata, kw_only=True):
+    """An output of a step."""
+
+    data: Annotated[
+        list[Any] | msgspec.UnsetType, doc("Its numbers, row by row; absent if its bytes follow the JSON.")
+    ] = msgspec.UNSET
+    parameters: Annotated[
+        dict[str, int] | msgspec.UnsetType, doc("`binary_data_size`, if its bytes follow the JSON.")
+    ] = msgspec.UNSET
 
 
-class SequenceState(TypedDict):
+class SequenceState(msgspec.Struct, kw_only=True):
     """The sequence after a step."""
 
     position: Annotated[int, doc("How many tokens the sequence has had.")]
     stream: Annotated[str, doc("The name of its stream, for /v1/streams.")]
 
 
-class _Inferred(TypedDict):
-    model_name: Annotated[str, doc("The name of the model.")]
-    outputs: Annotated[list[_OutputArray], doc("What the step returned.")]
-    parameters: Annotated[SequenceState, doc("The sequence after the step.")]
-
-
-class InferResult(_Inferred, total=False):
+class InferResult(msgspec.Struct, kw_only=True):
     """What a step returned."""
 
-    id: Annotated[str, doc("The id of the request, if it had one.")]
+    model_name: Annotated[str, doc("The name of the model.")]
+    id: Annotated[str | msgspec.UnsetType, doc("The id of the request, if it had one.")] = msgspec.UNSET
+    outputs: Annotated[list[OutputArray], doc("What the step returned.")]
+    parameters: Annotated[SequenceState, doc("The sequence after the step.")]
 
 
 def infer_body(body: bytearray, headers: Mapping[str, str], limits: Limits) -> InferBody:
@@ -212,14 +216,14 @@ def _array(given: InputArray, content: bytearray) -> np.ndarray:
 @ENDPOINTS.add("GET", "/v2/health/live", answer=Live, is_open=True)
 async def live(exchange: Exchange) -> Response:
     """Whether the server answers."""
-    return json({"live": True})
+    return json(Live(live=True))
 
 
 @ENDPOINTS.add("GET", "/v2", answer=ServerMetadata)
 async def server(exchange: Exchange) -> Response:
     """The server and the extensions of the protocol that it knows."""
     extensions = ["binary_tensor_data", "sequence"]
-    return json({"name": "xl-export", "version": version("xl-export"), "extensions": extensions})
+    return json(ServerMetadata(name="xl-export", version=version("xl-export"), extensions=extensions))
 
 
 @ENDPOINTS.add("GET", MODEL, VERSION, answer=ModelMetadata, refused=(400, 404, 503))
@@ -229,8 +233,10 @@ async def metadata(exchange: Exchange) -> Response:
     inputs, outputs = (
         [_tensor(model.session, tensor) for tensor in tensors] for tensors in step_signature(model.session)
     )
-    document = {"name": model.name, "versions": ["1"], "platform": model.session.computed_by}
-    return json({**document, "inputs": inputs, "outputs": outputs})
+    platform = model.session.computed_by
+    return json(
+        ModelMetadata(name=model.name, versions=["1"], platform=platform, inputs=inputs, outputs=outputs)
+    )
 
 
 @ENDPOINTS.add(
@@ -245,7 +251,7 @@ async def model_ready(exchange: Exchange) -> Response:
     """Whether a model answers."""
     model = exchange.server.model(exchange.path_params["name"])
     is_ready = model.engine.alive
-    return json({"name": model.name, "ready": is_ready}, 200 if is_ready else 503)
+    return json(ModelReady(name=model.name, ready=is_ready), 200 if is_ready else 503)
 
 
 @ENDPOINTS.add(
@@ -287,34 +293,34 @@ async def infer(exchange: Exchange, body: InferBody) -> Response:
         end=parameters.sequence_end,
     )
     position, found = await work.lasting(step)
-    outputs = {name: found[name] for name in binary}
-    answer = {
-        "model_name": model.name,
-        **({} if body.id is None else {"id": body.id}),
-        "parameters": {"position": position, "stream": name},
-    }
-    size = sum(array.nbytes for array in outputs.values())
-    head, rest = await off_loop(size, _encoded, answer, outputs, binary)
-    if any(binary.values()):
-        return Response(head + rest, headers={HEADER: str(len(head))}, media_type=BINARY)
+    size = sum(found[each].nbytes for each in binary)
+    listed, contents = await off_loop(size, _outputs, found, binary)
+    answer = InferResult(
+        model_name=model.name,
+        id=msgspec.UNSET if body.id is None else body.id,
+        outputs=listed,
+        parameters=SequenceState(position=position, stream=name),
+    )
+    head = await off_loop(size, to_json, answer)
+    if contents:
+        return Response(head + contents, headers={HEADER: str(len(head))}, media_type=BINARY)
     return of_json(head)
 
 
-def _encoded(
-    answer: dict[str, Any], outputs: Mapping[str, np.ndarray], binary: Mapping[str, bool]
-) -> tuple[bytes, bytes]:
-    """The JSON of an answer, and the bytes that follow it."""
+def _outputs(arrays: Mapping[str, np.ndarray], binary: Mapping[str, bool]) -> tuple[list[OutputArray], bytes]:
+    """The outputs that are wanted, and the bytes of those that follow the JSON."""
     listed = []
     contents = []
-    for name, array in outputs.items():
-        document: dict[str, Any] = {"name": name, "datatype": NAMES[array.dtype], "shape": list(array.shape)}
-        if binary[name]:
+    for name, follows in binary.items():
+        array = arrays[name]
+        output = OutputArray(name=name, datatype=NAMES[array.dtype], shape=list(array.shape))
+        if follows:
             contents.append(array.tobytes())
-            document["parameters"] = {"binary_data_size": array.nbytes}
+            output.parameters = {"binary_data_size": array.nbytes}
         else:
-            document["data"] = array.ravel()
-        listed.append(document)
-    return to_json({**answer, "outputs": listed}), b"".join(contents)
+            output.data = array.ravel()  # encoded as a list
+        listed.append(output)
+    return listed, b"".join(contents)
 
 
 def _stream(owner: str, model: Model, sequence: int | str) -> str:
@@ -337,4 +343,4 @@ def _tensor(session: Session, tensor: TensorSpec) -> TensorMetadata:
     ):
         tokens = -1
     shape = list(tensor.sizes(batch=1, tokens=tokens))
-    return {"name": tensor.name, "datatype": NAMES[np.dtype(tensor.dtype)], "shape": shape}
+    return TensorMetadata(name=tensor.name, datatype=NAMES[np.dtype(tensor.dtype)], shape=shape)
