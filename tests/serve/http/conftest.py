@@ -140,10 +140,7 @@ def running(
 def sources(*named: tuple[str, Path], cache_bytes: int = 1 << 20, **settings: int) -> list[Source]:
     """The sources of models, with settings of their engines."""
     engine = EngineSettings(**{"rows": 4, "cache_bytes": cache_bytes, **settings})
-    return [
-        Source(name=name, path=path, settings=engine, threads=1)
-        for name, path in named
-    ]
+    return [Source(name=name, path=path, settings=engine, threads=1) for name, path in named]
 
 
 @pytest.fixture(scope="session")

@@ -23,8 +23,8 @@ from tests.coroutines import in_thread
 from tests.serve.http.conftest import HTTP, Running, running, sources
 from xl_export.serve.core.settings import Limits
 from xl_export.serve.http.base.connection import CONNECTION
+from xl_export.serve.http.base.context import RequestContext
 from xl_export.serve.http.base.errors import RefusedError
-from xl_export.serve.http.base.exchange import Exchange
 from xl_export.serve.http.serving import Address
 
 LONG = {"prompt": "abc", "max_tokens": 1_000_000, "stream": True, "ignore_eos": True}
@@ -335,11 +335,11 @@ def test_a_refusal_is_never_written_into_a_binary_answer(binary: bool) -> None:
         server: Any = SimpleNamespace()
         state = {CONNECTION: SimpleNamespace(cut=lambda: cut.append(True))}
         scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "state": state}
-        exchange = Exchange(server, scope, receive, send)
+        request = RequestContext(server, scope, receive, send)
         if binary:
-            await exchange.start([(b"content-type", b"application/octet-stream")])
-        await exchange.events(b"begun")
-        await exchange.refuse(RefusedError("the disk is full."))
+            await request.start([(b"content-type", b"application/octet-stream")])
+        await request.events(b"begun")
+        await request.refuse(RefusedError("the disk is full."))
 
     in_thread(answer())
     assert cut == [True] * binary

@@ -16,9 +16,9 @@ from starlette.types import Receive, Scope, Send
 
 from runtimes.base.errors import UserError
 from xl_export.serve.http import inference, page, status
+from xl_export.serve.http.base.context import RequestContext, json
 from xl_export.serve.http.base.endpoint import Endpoint, Endpoints, description
 from xl_export.serve.http.base.errors import RefusedError, refusal_of
-from xl_export.serve.http.base.exchange import Exchange, json
 from xl_export.serve.http.base.keys import owner_of
 from xl_export.serve.http.base.server import Server
 from xl_export.serve.http.openai import completions, score, tokens
@@ -45,7 +45,7 @@ for module in (status, completions, tokens, score, streams, inference, page):
 
 
 @ENDPOINTS.add("GET", "/openapi.json", is_open=True, described=False)
-async def described(exchange: Exchange) -> Response:
+async def described(request: RequestContext) -> Response:
     """The description of all endpoints."""
     return json(DESCRIPTION)
 
@@ -62,42 +62,42 @@ class Application:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         server = self._server
-        exchange = scope["exchange"] = Exchange(server, scope, receive, send)
+        request = scope["request"] = RequestContext(server, scope, receive, send)
         scope["app"] = self  # the router then raises HTTPException
         try:
-            with exchange.connection.answering():
-                _refuse_foreign(exchange.headers, server.hosts)
-                await self._router(scope, receive, exchange.send)
+            with request.connection.answering():
+                _refuse_foreign(request.headers, server.hosts)
+                await self._router(scope, receive, request.send)
         except HTTPException as error:
-            await exchange.refuse(_unknown(exchange, error))
+            await request.refuse(_unknown(request, error))
         except (RefusedError, UserError) as error:
-            await exchange.refuse(refusal_of(error))
+            await request.refuse(refusal_of(error))
         except ClientDisconnect:
-            exchange.status = LEFT
+            request.status = LEFT
         except asyncio.CancelledError:
-            if exchange.connection.lost or server.stopping:  # uvicorn cancels what is open when it ends
-                exchange.status = LEFT
-                await exchange.cut()
+            if request.connection.lost or server.stopping:  # uvicorn cancels what is open when it ends
+                request.status = LEFT
+                await request.cut()
             else:
                 raise
         except Exception as error:
-            server.log.fault("fault", error, id=exchange.id, path=exchange.path)
-            if exchange.status:  # a cut answer shows the client that it is not whole
+            server.log.fault("fault", error, id=request.id, path=request.path)
+            if request.status:  # a cut answer shows the client that it is not whole
                 raise
-            sentence = f"the server failed to answer the request {exchange.id}; its log says why."
-            await exchange.refuse(RefusedError(sentence, status=500, code="fault"))
+            sentence = f"the server failed to answer the request {request.id}; its log says why."
+            await request.refuse(RefusedError(sentence, status=500, code="fault"))
         finally:
-            server.answered[exchange.route, str(exchange.status or LEFT)] += 1
-            if exchange.route not in UNLOGGED:
+            server.answered[request.route, str(request.status or LEFT)] += 1
+            if request.route not in UNLOGGED:
                 server.log.event(
                     "request",
-                    id=exchange.id,
-                    method=exchange.method,
-                    path=exchange.path,
-                    status=exchange.status or None,
-                    seconds=round(time.monotonic() - exchange.began, 6),
-                    key=exchange.owner or None,
-                    **exchange.note,
+                    id=request.id,
+                    method=request.method,
+                    path=request.path,
+                    status=request.status or None,
+                    seconds=round(time.monotonic() - request.began, 6),
+                    key=request.owner or None,
+                    **request.note,
                 )
 
 
@@ -108,19 +108,19 @@ class Resource:
         self._methods = methods
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope["exchange"]
-        endpoint = self._methods["GET" if exchange.method == "HEAD" else exchange.method]
-        exchange.route = endpoint.path
-        server = exchange.server
+        request: RequestContext = scope["request"]
+        endpoint = self._methods["GET" if request.method == "HEAD" else request.method]
+        request.route = endpoint.path
+        server = request.server
         if not endpoint.is_open:
-            exchange.owner = owner_of(exchange.headers, server.keys)
+            request.owner = owner_of(request.headers, server.keys)
         with contextlib.nullcontext() if endpoint.is_open else server.requests.one():
             if endpoint.query or endpoint.body is not None:
-                _refuse_parameters(exchange, endpoint.query)
+                _refuse_parameters(request, endpoint.query)
             if endpoint.queued:
                 server.refuse_when_full()
-            body = [] if endpoint.body is None else [await exchange.read(endpoint.body, endpoint.reads)]
-            answer = await endpoint.handler(exchange, *body)
+            body = [] if endpoint.body is None else [await request.read(endpoint.body, endpoint.reads)]
+            answer = await endpoint.handler(request, *body)
             if answer is not None:  # otherwise the handler has sent the answer itself
                 await answer(scope, receive, send)
 
@@ -160,9 +160,9 @@ def _refuse_foreign(headers: Mapping[str, str], hosts: frozenset[str] | None) ->
         )
 
 
-def _refuse_parameters(exchange: Exchange, known: tuple[str, ...]) -> None:
+def _refuse_parameters(request: RequestContext, known: tuple[str, ...]) -> None:
     """Raises RefusedError for a query parameter that is not known: what it asks for would not be done."""
-    for name in exchange.query_params:
+    for name in request.query_params:
         if name not in known:
             expected = ", ".join([*known, "or none"]) if known else "none, since fields go into the body"
             raise RefusedError(
@@ -170,12 +170,12 @@ def _refuse_parameters(exchange: Exchange, known: tuple[str, ...]) -> None:
             )
 
 
-def _unknown(exchange: Exchange, error: HTTPException) -> RefusedError:
+def _unknown(request: RequestContext, error: HTTPException) -> RefusedError:
     """The refusal of a path or a method that does not exist."""
-    path = exchange.path
+    path = request.path
     if error.status_code == 405:
         allowed = sorted((error.headers or {})["Allow"].split(", "))
-        sentence = f"{path} does not answer {exchange.method}; send {' or '.join(allowed)}."
+        sentence = f"{path} does not answer {request.method}; send {' or '.join(allowed)}."
         return RefusedError(sentence, status=405, allow=", ".join(allowed))
     if path in UNSERVED:
         return RefusedError(f"{path} is not served: {UNSERVED[path]}.", status=404, code="not_served")

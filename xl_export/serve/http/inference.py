@@ -19,10 +19,10 @@ from starlette.responses import Response
 from runtimes.contract.session import Session, is_language_model
 from runtimes.contract.tensors import MAX_AXES, TensorSpec
 from xl_export.serve.core.settings import Limits
+from xl_export.serve.http.base.context import RequestContext, json, of_json
 from xl_export.serve.http.base.encoding import to_json
 from xl_export.serve.http.base.endpoint import BINARY, Endpoints
 from xl_export.serve.http.base.errors import RefusedError, doc
-from xl_export.serve.http.base.exchange import Exchange, json, of_json
 from xl_export.serve.http.base.limits import decoded
 from xl_export.serve.http.base.server import Model
 from xl_export.serve.http.base.steps import as_numbers, step_signature
@@ -214,22 +214,22 @@ def _array(given: InputArray, content: bytearray) -> np.ndarray:
 
 
 @ENDPOINTS.add("GET", "/v2/health/live", answer=Live, is_open=True)
-async def live(exchange: Exchange) -> Response:
+async def live(request: RequestContext) -> Response:
     """Whether the server answers."""
     return json(Live(live=True))
 
 
 @ENDPOINTS.add("GET", "/v2", answer=ServerMetadata)
-async def server(exchange: Exchange) -> Response:
+async def server(request: RequestContext) -> Response:
     """The server and the extensions of the protocol that it knows."""
     extensions = ["binary_tensor_data", "sequence"]
     return json(ServerMetadata(name="xl-export", version=version("xl-export"), extensions=extensions))
 
 
 @ENDPOINTS.add("GET", MODEL, VERSION, answer=ModelMetadata, refused=(400, 404, 503))
-async def metadata(exchange: Exchange) -> Response:
+async def metadata(request: RequestContext) -> Response:
     """The inputs and outputs of a model."""
-    model = exchange.server.model(exchange.path_params["name"])
+    model = request.server.model(request.path_params["name"])
     inputs, outputs = (
         [_tensor(model.session, tensor) for tensor in tensors] for tensors in step_signature(model.session)
     )
@@ -247,9 +247,9 @@ async def metadata(exchange: Exchange) -> Response:
     instead={503: ModelReady},
     refused=(404,),
 )
-async def model_ready(exchange: Exchange) -> Response:
+async def model_ready(request: RequestContext) -> Response:
     """Whether a model answers."""
-    model = exchange.server.model(exchange.path_params["name"])
+    model = request.server.model(request.path_params["name"])
     is_ready = model.engine.alive
     return json(ModelReady(name=model.name, ready=is_ready), 200 if is_ready else 503)
 
@@ -264,9 +264,9 @@ async def model_ready(exchange: Exchange) -> Response:
     answer=InferResult,
     refused=(404, 409, 410, 503, 507),
 )
-async def infer(exchange: Exchange, body: InferBody) -> Response:
+async def infer(request: RequestContext, body: InferBody) -> Response:
     """One step of a sequence."""
-    model = exchange.server.model(exchange.path_params["name"])
+    model = request.server.model(request.path_params["name"])
     inputs = {each.name: each.data for each in body.inputs}
     if len(inputs) < len(body.inputs):
         raise RefusedError("an input is given twice; give each once.", param="inputs")
@@ -282,8 +282,8 @@ async def infer(exchange: Exchange, body: InferBody) -> Response:
             param="outputs",
         )
     parameters = body.parameters
-    name = _stream(exchange.owner, model, parameters.sequence_id)
-    work = StreamWork(model, exchange.owner, exchange.server.limits)
+    name = _stream(request.owner, model, parameters.sequence_id)
+    work = StreamWork(model, request.owner, request.server.limits)
 
     step = work.sequence(
         name,

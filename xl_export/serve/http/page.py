@@ -6,9 +6,9 @@ import re
 
 from starlette.responses import FileResponse, HTMLResponse, Response
 
+from xl_export.serve.http.base.context import RequestContext
 from xl_export.serve.http.base.endpoint import Endpoints
 from xl_export.serve.http.base.errors import RefusedError
-from xl_export.serve.http.base.exchange import Exchange
 from xl_export.web.files import INDEX, PAGE, web_files
 
 # The same page as `xl-export web`, with another back end, and without the introduction of the demo.
@@ -32,16 +32,16 @@ ENDPOINTS = Endpoints()  # open: they need no API key, and what the page asks fo
 
 
 @ENDPOINTS.add("GET", "/", is_open=True, described=False)
-async def index(exchange: Exchange) -> Response:
+async def index(request: RequestContext) -> Response:
     """The page itself."""
     document = (FOLDER / INDEX).read_text(encoding="utf-8").replace(*BACK_END)
     return HTMLResponse(INTRODUCTION.sub("<title>xl-export</title>\n", document), headers=HEADERS)
 
 
 @ENDPOINTS.add("GET", "/page/{name}", is_open=True, described=False)
-async def part(exchange: Exchange) -> Response:
+async def part(request: RequestContext) -> Response:
     """What the page loads."""
-    name = exchange.path_params["name"]
+    name = request.path_params["name"]
     if name not in FILES:
         raise RefusedError(f"the page has no file {name!r:.80}.", status=404)
     return FileResponse(FILES[name], media_type=TYPES[FILES[name].suffix], headers=HEADERS)

@@ -14,9 +14,9 @@ from starlette.responses import Response
 from runtimes.contract.session import is_language_model
 from runtimes.contract.spec import POSITION_BYTES
 from runtimes.contract.tensors import row_bytes
+from xl_export.serve.http.base.context import RequestContext, json
 from xl_export.serve.http.base.endpoint import Endpoints
 from xl_export.serve.http.base.errors import doc
-from xl_export.serve.http.base.exchange import Exchange, json
 from xl_export.serve.http.base.server import Model, Server
 
 ENDPOINTS = Endpoints()
@@ -119,26 +119,26 @@ class ModelList(msgspec.Struct, kw_only=True):
 
 
 @ENDPOINTS.add("GET", "/health", answer=Health, instead={503: Health}, is_open=True)
-async def health(exchange: Exchange) -> Response:
+async def health(request: RequestContext) -> Response:
     """Whether the engines run."""
-    dead = [name for name, model in exchange.server.models.items() if not model.engine.alive]
+    dead = [name for name, model in request.server.models.items() if not model.engine.alive]
     return json(Health(status="failed" if dead else "ok", failed=dead), 503 if dead else 200)
 
 
 @ENDPOINTS.add("GET", "/ready", answer=Ready, instead={503: Ready}, is_open=True)
 @ENDPOINTS.add("GET", "/v2/health/ready", answer=Ready, instead={503: Ready}, is_open=True)
-async def ready(exchange: Exchange) -> Response:
+async def ready(request: RequestContext) -> Response:
     """Whether requests are answered."""
-    server = exchange.server
+    server = request.server
     is_ready = bool(server.models) and not server.stopping
     is_ready = is_ready and all(model.engine.alive for model in server.models.values())
     return json(Ready(ready=is_ready), 200 if is_ready else 503)
 
 
 @ENDPOINTS.add("GET", "/metrics", content="text/plain")
-async def metrics(exchange: Exchange) -> Response:
+async def metrics(request: RequestContext) -> Response:
     """Metrics for Prometheus."""
-    text = generate_latest(_Metrics(exchange.server))
+    text = generate_latest(_Metrics(request.server))
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
@@ -191,9 +191,9 @@ class _Metrics(Collector):
 
 
 @ENDPOINTS.add("GET", "/v1/server", answer=ServerMetrics)
-async def server_metrics(exchange: Exchange) -> Response:
+async def server_metrics(request: RequestContext) -> Response:
     """The metrics of each model as JSON."""
-    server = exchange.server
+    server = request.server
     found = {
         name: {"bytes_per_stream": _bytes_per_stream(model)}
         | {key: value for key, _, value in model.metrics()}
@@ -209,17 +209,17 @@ async def server_metrics(exchange: Exchange) -> Response:
 
 
 @ENDPOINTS.add("GET", "/v1/models", answer=ModelList, link=("name", "/data/0/id"))
-async def models(exchange: Exchange) -> Response:
+async def models(request: RequestContext) -> Response:
     """The models that are served."""
-    most = exchange.server.limits.prompt_tokens
-    return json(ModelList(data=[facts(model, most) for model in exchange.server.models.values()]))
+    most = request.server.limits.prompt_tokens
+    return json(ModelList(data=[facts(model, most) for model in request.server.models.values()]))
 
 
 @ENDPOINTS.add("GET", "/v1/models/{name}", answer=ModelDocument, refused=(404, 503))
-async def model(exchange: Exchange) -> Response:
+async def model(request: RequestContext) -> Response:
     """One model."""
-    server = exchange.server
-    return json(facts(server.model(exchange.path_params["name"]), server.limits.prompt_tokens))
+    server = request.server
+    return json(facts(server.model(request.path_params["name"]), server.limits.prompt_tokens))
 
 
 def facts(model: Model, prompt_tokens: int) -> ModelDocument:

@@ -18,9 +18,9 @@ from starlette.responses import Response
 
 from runtimes.base.errors import UserError
 from xl_export.serve.core.task import Ended, PromptFed, SamplingParams, Task, TokenOut
+from xl_export.serve.http.base.context import RequestContext, event, of_json
 from xl_export.serve.http.base.endpoint import Endpoints
 from xl_export.serve.http.base.errors import RefusedError, doc, refuse_failure
-from xl_export.serve.http.base.exchange import Exchange, event, of_json
 from xl_export.serve.http.base.mailbox import Mailbox
 from xl_export.serve.http.base.server import Model
 from xl_export.serve.http.base.token_log import TokenLog, Tokens, TokenTexts
@@ -125,21 +125,21 @@ class CompletionEvent(_Facts, kw_only=True):
 @ENDPOINTS.add(
     "POST", "/v1/completions", queued=True, answer=Completions, event=CompletionEvent, refused=(404, 503)
 )
-async def completions(exchange: Exchange, body: CompletionBody) -> Response | None:
+async def completions(request: RequestContext, body: CompletionBody) -> Response | None:
     """Continues texts."""
-    model = exchange.server.model(body.model)
-    plan = await exchange.off_loop(plan_of, body, model.session, exchange.server.limits)
-    completion = Completion(plan, model, id=exchange.id, owner=exchange.owner)
+    model = request.server.model(body.model)
+    plan = await request.off_loop(plan_of, body, model.session, request.server.limits)
+    completion = Completion(plan, model, id=request.id, owner=request.owner)
     try:
         if not plan.stream:
             return of_json(await completion.answer())
         async with aclosing(completion.events()) as events:
             async for data in events:
-                await exchange.events(data)
-        await exchange.end()
+                await request.events(data)
+        await request.end()
         return None
     finally:
-        exchange.note.update(completion.note())
+        request.note.update(completion.note())
 
 
 @dataclass(eq=False)

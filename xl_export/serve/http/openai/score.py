@@ -21,9 +21,9 @@ from runtimes.tasks.text_rows import Context, Reader, Row, TextToScore, tokens_a
 from xl_export.serve.core.settings import Limits
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Ended, PromptFed, Task
+from xl_export.serve.http.base.context import RequestContext, of_json
 from xl_export.serve.http.base.endpoint import Endpoints
 from xl_export.serve.http.base.errors import RefusedError, doc, refuse_failure
-from xl_export.serve.http.base.exchange import Exchange, of_json
 from xl_export.serve.http.base.limits import refuse_long_prompt
 from xl_export.serve.http.base.server import Model
 from xl_export.serve.http.base.token_log import TokenLog
@@ -93,12 +93,12 @@ class Scores(msgspec.Struct, kw_only=True):
 
 
 @ENDPOINTS.add("POST", "/v1/score", queued=True, answer=Scores, refused=(404, 503))
-async def score(exchange: Exchange, body: ScoreBody) -> Response:
+async def score(request: RequestContext, body: ScoreBody) -> Response:
     """The log-probability of each text."""
-    server = exchange.server
+    server = request.server
     model = server.model(body.model)
-    rows = await exchange.off_loop(rows_of, body, model.session.vocab, server.limits)
-    return await Scoring(rows, body.tokens, model, exchange).run()
+    rows = await request.off_loop(rows_of, body, model.session.vocab, server.limits)
+    return await Scoring(rows, body.tokens, model, request).run()
 
 
 def rows_of(body: ScoreBody, vocab: Vocab, limits: Limits) -> list[Row]:
@@ -143,11 +143,11 @@ class _Text:
 class Scoring:
     """One request on its way from its texts to their scores."""
 
-    def __init__(self, rows: list[Row], each: bool, model: Model, exchange: Exchange) -> None:
+    def __init__(self, rows: list[Row], each: bool, model: Model, request: RequestContext) -> None:
         self._each = each
         self._model = model
-        self._exchange = exchange
-        self._owner = exchange.owner
+        self._exchange = request
+        self._owner = request.owner
         vocab = model.session.vocab
         self._texts = [_Text(row, TokenLog(vocab, row.stream[:0], shown=True, top=0)) for row in rows]
         self._scored: dict[Task, _Text] = {}  # what each task scores

@@ -10,10 +10,10 @@ from starlette.responses import Response
 from runtimes.base.errors import UserError
 from runtimes.contract.checks import checked_ids
 from runtimes.contract.vocabulary import Vocab, decode, token_texts
+from xl_export.serve.http.base.context import RequestContext, json, of_json
 from xl_export.serve.http.base.encoding import encoding
 from xl_export.serve.http.base.endpoint import Endpoints
 from xl_export.serve.http.base.errors import RefusedError, doc
-from xl_export.serve.http.base.exchange import Exchange, json, of_json
 
 ENDPOINTS = Endpoints()
 encode = msgspec.json.Encoder().encode
@@ -78,25 +78,25 @@ class TokenizerInfo(msgspec.Struct, kw_only=True):
 
 
 @ENDPOINTS.add("POST", "/tokenize", answer=Tokenized, refused=(404, 503))
-async def tokenize(exchange: Exchange, body: TokenizeBody) -> Response:
+async def tokenize(request: RequestContext, body: TokenizeBody) -> Response:
     """The ids of a text."""
-    server = exchange.server
+    server = request.server
     vocab = server.model(body.model).session.vocab
-    return of_json(await exchange.off_loop(tokenized, vocab, body, server.limits.prompt_tokens))
+    return of_json(await request.off_loop(tokenized, vocab, body, server.limits.prompt_tokens))
 
 
 @ENDPOINTS.add("POST", "/detokenize", answer=Detokenized, refused=(404, 503))
-async def detokenize(exchange: Exchange, body: DetokenizeBody) -> Response:
+async def detokenize(request: RequestContext, body: DetokenizeBody) -> Response:
     """The text of ids."""
-    vocab = exchange.server.model(body.model).session.vocab
-    return of_json(await exchange.off_loop(detokenized, vocab, body.tokens))
+    vocab = request.server.model(body.model).session.vocab
+    return of_json(await request.off_loop(detokenized, vocab, body.tokens))
 
 
 @ENDPOINTS.add("GET", "/tokenizer_info", query=("model",), answer=TokenizerInfo, refused=(404, 503))
-async def info(exchange: Exchange) -> Response:
+async def info(request: RequestContext) -> Response:
     """The vocabulary's own tokens."""
-    server = exchange.server
-    vocab = server.model(exchange.query_params.get("model")).session.vocab
+    server = request.server
+    vocab = server.model(request.query_params.get("model")).session.vocab
     return json(tokenizer_info(vocab, server.limits.prompt_tokens))
 
 

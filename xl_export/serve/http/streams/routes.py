@@ -14,10 +14,10 @@ import msgspec
 from starlette.responses import Response
 
 from runtimes.base.errors import UserError
+from xl_export.serve.http.base.context import END, EVENT, RequestContext, json, of_json
 from xl_export.serve.http.base.encoding import to_json
 from xl_export.serve.http.base.endpoint import Endpoints
 from xl_export.serve.http.base.errors import RefusedError, refusal_of
-from xl_export.serve.http.base.exchange import END, EVENT, Exchange, json, of_json
 from xl_export.serve.http.base.limits import too_large
 from xl_export.serve.http.base.server import Model
 from xl_export.serve.http.base.workers import INLINE_BYTES, background, off_loop
@@ -59,16 +59,16 @@ ENDPOINTS = Endpoints()
     link=("id", "/stream/id"),
     refused=WRITES,
 )
-async def create(exchange: Exchange, body: CreateBody) -> Response:
+async def create(request: RequestContext, body: CreateBody) -> Response:
     """A new stream."""
-    work = _work(exchange, exchange.server.model(body.model))
+    work = _work(request, request.server.model(body.model))
     return await _done(work, work.create(body), status=201)
 
 
 @ENDPOINTS.add("POST", f"{ONE}/append", queued=True, answer=AppendResult, refused=WRITES)
-async def append(exchange: Exchange, body: AppendBody) -> Response:
+async def append(request: RequestContext, body: AppendBody) -> Response:
     """Appends to a stream and returns the surprisal of each token."""
-    work, name = _found(exchange)
+    work, name = _found(request)
     return await _done(work, work.append(name, body))
 
 
@@ -81,17 +81,17 @@ async def append(exchange: Exchange, body: AppendBody) -> Response:
     last_event=ContinueResult,
     refused=WRITES,
 )
-async def continue_(exchange: Exchange, body: ContinueBody) -> Response | None:
+async def continue_(request: RequestContext, body: ContinueBody) -> Response | None:
     """Continues a stream."""
-    work, name = _found(exchange)
+    work, name = _found(request)
     if not body.stream:
         return await _done(work, work.continue_(name, body))
 
     async def each(document: ContinueChunk | ContinueResult) -> None:
-        await exchange.events(EVENT + await encoded(document) + END)
+        await request.events(EVENT + await encoded(document) + END)
 
     await each(await work.lasting(work.continue_(name, body, each)))
-    await exchange.end()
+    await request.end()
     return None
 
 
@@ -104,11 +104,11 @@ async def continue_(exchange: Exchange, body: ContinueBody) -> Response | None:
     answer=StepResult,
     refused=WRITES,
 )
-async def step(exchange: Exchange, body: StepBody) -> Response:
+async def step(request: RequestContext, body: StepBody) -> Response:
     """Computes one step of a stream whose model has named inputs."""
-    work, name = _found(exchange)
+    work, name = _found(request)
     operation = work.step(name, body.inputs, body.position)
-    if exchange.headers.get("content-type") != SAFETENSORS:
+    if request.headers.get("content-type") != SAFETENSORS:
         return await _done(work, operation)
     result = await work.lasting(operation)
     size = sum(array.nbytes for array in result.outputs.values())
@@ -116,23 +116,23 @@ async def step(exchange: Exchange, body: StepBody) -> Response:
 
 
 @ENDPOINTS.add("POST", f"{ONE}/cancel", answer=CancelledStream, refused=(404, 503))
-async def cancel(exchange: Exchange) -> Response:
+async def cancel(request: RequestContext) -> Response:
     """Ends the operation that runs on a stream, and whose own answer says what it has done.
 
     A streamed `continue` keeps what was generated. Any other operation answers 409 with the code `cancelled`,
     and the stream stays as it was.
     """
-    name = exchange.path_params["id"]
-    end = exchange.server.store.find(name, exchange.owner).cancel
+    name = request.path_params["id"]
+    end = request.server.store.find(name, request.owner).cancel
     if end is not None:
         end()
     return json(CancelledStream(id=name, object="stream.cancel", cancelled=end is not None))
 
 
 @ENDPOINTS.add("POST", f"{ONE}/rewind", answer=StreamDocument, refused=WRITES)
-async def rewind(exchange: Exchange, body: RewindBody) -> Response:
+async def rewind(request: RequestContext, body: RewindBody) -> Response:
     """Takes back the last tokens."""
-    work, name = _found(exchange)
+    work, name = _found(request)
     return await _done(work, work.rewind(name, body.tokens))
 
 
@@ -144,21 +144,21 @@ async def rewind(exchange: Exchange, body: RewindBody) -> Response:
     link=("id", "/id"),
     refused=WRITES,
 )
-async def fork(exchange: Exchange) -> Response:
+async def fork(request: RequestContext) -> Response:
     """A second stream in the same state."""
-    work, name = _found(exchange)
+    work, name = _found(request)
     return await _done(work, work.fork(name), status=201)
 
 
 @ENDPOINTS.add("GET", "/v1/streams", query=("model",), answer=StreamList, refused=(404, 503))
-async def list_all(exchange: Exchange) -> Response:
+async def list_all(request: RequestContext) -> Response:
     """The streams of the client.
 
     Of one model if `model` is given, and otherwise also of artefacts that are not served.
     """
-    server = exchange.server
-    owner = exchange.owner
-    wanted = exchange.query_params.get("model")
+    server = request.server
+    owner = request.owner
+    wanted = request.query_params.get("model")
     model = server.model(wanted) if wanted else None
 
     def listed() -> bytes:
@@ -170,32 +170,32 @@ async def list_all(exchange: Exchange) -> Response:
 
 
 @ENDPOINTS.add("GET", ONE, answer=StreamDocument, refused=(404, 410, 503))
-async def facts(exchange: Exchange) -> Response:
+async def facts(request: RequestContext) -> Response:
     """A stream as it is now."""
-    stream = exchange.server.store.find(exchange.path_params["id"], exchange.owner)
-    return json(stream_document(stream, exchange.server.continuing(stream)))
+    stream = request.server.store.find(request.path_params["id"], request.owner)
+    return json(stream_document(stream, request.server.continuing(stream)))
 
 
 @ENDPOINTS.add("DELETE", ONE, answer=DeletedStream, refused=WRITES)
-async def delete(exchange: Exchange) -> Response:
+async def delete(request: RequestContext) -> Response:
     """Deletes a stream."""
-    name = exchange.path_params["id"]
-    await asyncio.to_thread(exchange.server.store.delete, name, exchange.owner)
+    name = request.path_params["id"]
+    await asyncio.to_thread(request.server.store.delete, name, request.owner)
     return json(deleted_document(name))
 
 
 @ENDPOINTS.add("GET", f"{ONE}/snapshot", content="application/octet-stream", refused=WRITES)
-async def snapshot(exchange: Exchange) -> None:
+async def snapshot(request: RequestContext) -> None:
     """The stream as a file."""
-    name = exchange.path_params["id"]
-    store = exchange.server.store
-    model = exchange.server.continuing(store.find(name, exchange.owner))
+    name = request.path_params["id"]
+    store = request.server.store
+    model = request.server.continuing(store.find(name, request.owner))
     file: BinaryIO
     if model is None:
-        with store.operation(name, exchange.owner) as operation:
+        with store.operation(name, request.owner) as operation:
             file = await asyncio.to_thread(operation.snapshot)
     else:
-        work = _work(exchange, model)
+        work = _work(request, model)
         file = await work.lasting(work.snapshot(name))
     with file:
         size = file.seek(0, os.SEEK_END)
@@ -206,10 +206,10 @@ async def snapshot(exchange: Exchange) -> None:
             "content-disposition": f'attachment; filename="{name}.stream"',
             "cache-control": "no-store",
         }
-        await exchange.start([(key.encode(), value.encode()) for key, value in headers.items()])
+        await request.start([(key.encode(), value.encode()) for key, value in headers.items()])
         while block := await asyncio.to_thread(file.read, BLOCK):
-            await exchange.events(block)
-    await exchange.end(b"")
+            await request.events(block)
+    await request.end(b"")
 
 
 @ENDPOINTS.add(
@@ -222,15 +222,15 @@ async def snapshot(exchange: Exchange) -> None:
     link=("id", "/id"),
     refused=WRITES,
 )
-async def restore(exchange: Exchange) -> Response:
+async def restore(request: RequestContext) -> Response:
     """A new stream from a snapshot."""
     # It writes to files in a thread, so it goes on to its end when the client leaves.
-    return await asyncio.shield(background(_restore(exchange)))
+    return await asyncio.shield(background(_restore(request)))
 
 
-async def _restore(exchange: Exchange) -> Response:
-    model = exchange.server.model(exchange.query_params.get("model"))
-    owner = exchange.owner
+async def _restore(request: RequestContext) -> Response:
+    model = request.server.model(request.query_params.get("model"))
+    owner = request.owner
     with contextlib.ExitStack() as stack:
         try:
             path = stack.enter_context(model.store.receiving(owner, model.session))
@@ -238,20 +238,20 @@ async def _restore(exchange: Exchange) -> Response:
             refusal = refusal_of(error)
             refusal.closes = True
             raise refusal from error
-        await _receive(exchange, path, most_snapshot_bytes(model.session))
+        await _receive(request, path, most_snapshot_bytes(model.session))
         stream = await asyncio.to_thread(model.store.restore, path, owner, model.session)
     return json(stream_document(stream, model), 201)
 
 
-def _work(exchange: Exchange, model: Model) -> StreamWork:
-    return StreamWork(model, exchange.owner, exchange.server.limits)
+def _work(request: RequestContext, model: Model) -> StreamWork:
+    return StreamWork(model, request.owner, request.server.limits)
 
 
-def _found(exchange: Exchange) -> tuple[StreamWork, str]:
+def _found(request: RequestContext) -> tuple[StreamWork, str]:
     """The work on the stream that the path names, and its name."""
-    name = exchange.path_params["id"]
-    model = found(exchange.server, name, exchange.owner)
-    return _work(exchange, model), name
+    name = request.path_params["id"]
+    model = found(request.server, name, request.owner)
+    return _work(request, model), name
 
 
 async def _done(
@@ -261,13 +261,13 @@ async def _done(
     return of_json(await encoded(await work.lasting(operation)), status)
 
 
-async def _receive(exchange: Exchange, path: Path, most: int) -> None:
+async def _receive(request: RequestContext, path: Path, most: int) -> None:
     """Writes the body to a file; raises RefusedError for more than `most` bytes as soon as that is known."""
-    seconds = exchange.server.limits.body_seconds * (1 + (most >> 26))
+    seconds = request.server.limits.body_seconds * (1 + (most >> 26))
     larger = partial(too_large, fix="send a snapshot of a stream of this model")
     try:
         with open(path, "xb") as file:
-            async for part in exchange.parts(most, seconds, larger):
+            async for part in request.parts(most, seconds, larger):
                 await asyncio.to_thread(file.write, part)
     except OSError as error:
         raise RefusedError(

@@ -29,7 +29,7 @@ REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 Result = TypeVar("Result")
 
 
-class Exchange(Request):
+class RequestContext(Request):
     """Starlette's request, with what handlers need of the server, and the ways to answer."""
 
     def __init__(self, server: Server, scope: Scope, receive: Receive, send: Send) -> None:
