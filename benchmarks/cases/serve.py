@@ -37,7 +37,7 @@ from runtimes.contract.session import Session
 from runtimes.sessions.open import open_session
 from runtimes.tasks.generate import generate
 
-PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client", "httptools")
+PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client")
 REPEATS = 5
 OVERHEAD_STREAMS = (1, 4, 16, 32)
 THROUGHPUT_STREAMS = (1, 8)

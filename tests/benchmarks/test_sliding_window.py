@@ -1,4 +1,4 @@
-"""The window graph against the naive model, at odd sizes."""
+"""The window graph against PyTorch, at odd sizes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIZES = {
 
 
 @pytest.mark.parametrize(("size", "window", "block"), matrix(tuple(SIZES), (1, 2, 8, 13), (4, 256)))
-def test_graph_equals_naive(size, window, block, tmp_path, monkeypatch):
+def test_graph_equals_pytorch(size, window, block, tmp_path, monkeypatch):
     monkeypatch.setattr(sliding_window, "BLOCK", block)
     model = SIZES[size]
     weights = random_weights(model, seed=window)
@@ -36,13 +36,13 @@ def test_graph_equals_naive(size, window, block, tmp_path, monkeypatch):
 
 def test_another_model_is_refused(tmp_path):
     graph = Window(tmp_path / "window", random_weights(TINY), TINY, 5, threads=1)
-    with pytest.raises(ArtefactError, match="differs from the naive model"):
+    with pytest.raises(ArtefactError, match="differs from PyTorch"):
         check_window(graph, random_weights(TINY, seed=1), TINY, np.arange(5))
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++ here to build the kernel with")
 @pytest.mark.parametrize("window", every(2, [13, 1, 300, 150]))
-def test_the_fused_graph_equals_naive(window, tmp_path):
+def test_the_fused_graph_equals_pytorch(window, tmp_path):
     model, library = SIZES["wide heads"], fused_cpu.build()
     weights = random_weights(model, seed=window)
     tokens = np.random.default_rng(window).integers(0, model.vocab_size, window)

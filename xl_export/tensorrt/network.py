@@ -145,13 +145,6 @@ def _become_constant(node: onnx.NodeProto, sizes: tuple[int, ...]) -> None:
     node.CopyFrom(onnx.helper.make_node("Constant", [], node.output, name=node.name, value=constant))
 
 
-def equal_nodes(model: onnx.ModelProto) -> int:
-    """How many nodes of a model compute what an earlier node computes."""
-    merged = onnx.ModelProto.FromString(model.SerializeToString())
-    _merge_equal(merged.graph)
-    return len(model.graph.node) - len(merged.graph.node)
-
-
 def _merge_equal(graph: onnx.GraphProto) -> None:
     """Removes nodes that compute what an earlier node computes."""
     kept = {value.name for value in graph.output}
