@@ -21,7 +21,7 @@ Operators = Literal["standard", "fused"]  # ONNX Runtime's own, or the fused ope
 
 
 def fused_library(operators: Operators) -> Path | None:
-    """The library of the fused operator, built where it is missing; None for standard operators."""
+    """The library of the fused operator, which is built if it is missing; None for standard operators."""
     return fused_cpu.build() if operators == "fused" else None
 
 

@@ -45,7 +45,7 @@ def machine_facts() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """The versions of Python and of every package that figures depend on."""
+    """The versions of Python and of every package that the numbers depend on."""
     return {"python": platform.python_version(), **package_versions()}
 
 

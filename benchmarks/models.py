@@ -43,11 +43,12 @@ def random_weights(model: ModelConfig, *, seed: int = 0) -> Weights:
 def write_run(
     folder: Path, model: ModelConfig, rule: MemoryRule, weights: Weights, *, ids: bool = False
 ) -> Path:
-    """A run folder of these weights, as if training had ended there. ids: whether its vocabulary is one of
-    ids, although it may have as many tokens as there are bytes.
+    """A run folder of these weights, as if training had ended there.
+
+    ids: whether its vocabulary has ids, even if it has 256 tokens.
     """
     folder.mkdir(parents=True)
-    # A model of bytes has their vocabulary; any other takes ids, of which the first stands before a text.
+    # A model of bytes has their vocabulary; any other has ids, the first of which begins a text.
     is_bytes = model.vocab_size == 256 and not ids
     vocab: Vocab = ByteVocab() if is_bytes else IdsVocab(model.vocab_size, special=SpecialTokens(beginning=0))
     config = TrainConfig(

@@ -95,7 +95,7 @@ def inline_number(marker: str, history: Sequence[Document]) -> str:
 def _across(
     titles: list[str], body: list[list[str]], key: str, value: str
 ) -> tuple[list[str], list[list[str]]]:
-    """The table with a column for each value of `key`, whose cells are those of `value`."""
+    """The table with a column for each value of `key`, which has the cells of `value`."""
     key_at, value_at = titles.index(key), titles.index(value)
     others = [at for at in range(len(titles)) if at not in (key_at, value_at)]
     names = list(dict.fromkeys(row[key_at] for row in body))

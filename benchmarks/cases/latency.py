@@ -1,7 +1,7 @@
 """Consecutive tokens one by one: percentiles with memory of a fixed length and with a growing cache.
 
-Before the timed tokens, both sides are fed as many tokens as the fixed memory holds, so both begin with the
-same length. The sides take turns of a hundred tokens.
+Before the timed tokens, both sides read enough tokens to fill the fixed memory, so both begin with the same
+length. The sides take turns of a hundred tokens.
 
 The growing side is the same model with the same kernel and room for all tokens, as in `growing-cache`: no
 token is dropped, and nothing is copied.

@@ -1,6 +1,6 @@
-"""A server of many streams: tokens per second, CPU time beside the steps of its model, and other servers.
+"""A server of many streams: tokens per second, CPU time besides the steps of its model, and other servers.
 
-- `throughput`: tokens per second through the server, divided by those of a loop over a session
+- `throughput`: tokens per second through the server, divided by the rate of a loop over a session
 - `overhead`: CPU time of the server's process per token, less the CPU time of the same steps in a loop
 - `others`: tokens per second of onnxruntime-genai and of llama.cpp's server, if they are installed
 
@@ -153,14 +153,14 @@ def others(bench: Bench) -> Iterator[Row]:
     """Tokens per second of each side, in turns.
 
     genai computes the same artefact in this process, without a server, and gives the same tokens. llama.cpp
-    serves a Llama of as many bytes, with the same load; its tokens are counted only.
+    serves a Llama with the same number of bytes, with the same load; its tokens are counted only.
     """
     job = bench.job
     notes = {LOOP: "", OURS: ""}
     if missing := llama.missing():
         job.say(f"others: {LLAMA} is skipped: {missing}")
     else:
-        notes[LLAMA] = f"xllamacpp {version('xllamacpp')}, a Llama of as many bytes"
+        notes[LLAMA] = f"xllamacpp {version('xllamacpp')}, a Llama with the same number of bytes"
     if importlib.util.find_spec("onnxruntime_genai") is None:
         job.say(f"others: {GENAI} is skipped: it is not installed; pip install onnxruntime-genai")
     else:

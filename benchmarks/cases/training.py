@@ -81,7 +81,9 @@ def run(job: Job) -> Iterator[Row]:
             step, public_step = _stepper(ours), reference_step(project, folders[project], theirs)
             worst = max(abs(step() - public_step()) for _ in range(COMPARED_STEPS))
             agreed(
-                worst, LOSS_TOLERANCE_NATS, f"the losses differ from those of the code in {folders[project]}"
+                worst,
+                LOSS_TOLERANCE_NATS,
+                f"the losses differ from the losses of the code in {folders[project]}",
             )
             sides[public] = reference_step(project, folders[project], _start(recipes[name]))
             recipes[public] = recipes[name]

@@ -192,7 +192,7 @@ def gpu_report(
 
 
 def _ended(part: Part, work: Path, deadline: float) -> Ended:
-    """Runs a part to its end. Tests go on after the one that crashed or hung."""
+    """Runs a part to its end. After a test that crashes or hangs, the next ones run."""
     began = time.monotonic()
     log = work / f"{part.name}.txt"
     end = min(deadline, began + 60 * part.minutes)
@@ -324,7 +324,7 @@ def _pack(out: Path) -> None:
 
 
 def print_machine() -> None:
-    """Prints what figures depend on."""
+    """Prints what the numbers depend on."""
     driver = ask_driver()
     print(f"NVIDIA driver: {driver.version}, {driver.fault or ''}", *driver.gpus, sep="\n")
     facts = {

@@ -206,7 +206,8 @@ def test_a_size_comes_from_a_file(measured: Measure, make_run: Callable[..., Pat
     assert (document["config"], document["model"]["vocab_size"], document["segment"]) == ("mine", 300, 4)
     run = make_run()
     document = measured("load", "--config", run / "config.json", "--repeats", 1)
-    assert (document["config"], document["model"]["layers"]) == (run.name, 2)
+    recipe = json.loads((run / "config.json").read_text(encoding="utf-8"))
+    assert (document["config"], document["segment"]) == (run.name, recipe["evaluation"]["segment"])
 
 
 # Packages that most installations lack, and those that the cases are declared with.

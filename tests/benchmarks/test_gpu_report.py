@@ -179,6 +179,7 @@ def test_nothing_private_is_in_a_report(tmp_path: Path, monkeypatch: pytest.Monk
         ("TensorRT 10.3.0.26 on eve-box", "TensorRT 10.3.0.26 on <host>"),
         ("the max of Max", "the max of Max"),
         ("Eve said evening", "<user> said evening"),
+        ("GPU-01234567-89ab-cdef-0123-456789abcdef is busy", "<unique> is busy"),
         (r"C:\Users\eve\model.onnx", "<folder>/model.onnx"),
     ],
 )

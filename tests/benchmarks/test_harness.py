@@ -216,7 +216,7 @@ def test_a_plot_is_replaced_only_with_force(measured: Callable[..., Any], tmp_pa
     plot = tmp_path / "plot.png"
     plot.write_text("mine")
     options = ("sliding-window", "--config", "tiny", "--lengths", "8", "--plot", plot)
-    assert call("run", *options).exit_code == 2
+    assert call("run", *options, "--history", tmp_path / "history.jsonl").exit_code == 2
     assert plot.read_text() == "mine"
     measured(*options, "--force")
     assert plot.read_bytes().startswith(b"\x89PNG")

@@ -40,7 +40,7 @@ def test_tables_are_written_then_agree_then_differ_by_one_digit(
     page.write_text(
         "# Title\n<!-- table: load config=tiny -->\n| an earlier table |\n<!-- end of table -->\n"
         "| <!-- number: load config=tiny side=artefact 'opening, ms' --><!-- end of number --> |\n"
-        "```\n<!-- table: nothing -->\n```\nand `<!-- number: nothing -->`\n",
+        "```\n<!-- table: nothing -->\n<!-- end of table -->\n```\nand `<!-- number: nothing -->`\n",
         encoding="utf-8",
     )
     (tmp_path / "docs").mkdir()
@@ -59,7 +59,9 @@ def test_tables_are_written_then_agree_then_differ_by_one_digit(
         "Measured by `python -m benchmarks run load` on 2026-11-01 at commit `0123456789ab` with" in written
     )
     assert "earlier" not in written
-    assert written.endswith("```\n<!-- table: nothing -->\n```\nand `<!-- number: nothing -->`\n")
+    assert written.endswith(
+        "```\n<!-- table: nothing -->\n<!-- end of table -->\n```\nand `<!-- number: nothing -->`\n"
+    )
     assert call("tables", "--check").exit_code == 0
     page.write_text(written.replace("| 7.00", "| 6.40"), encoding="utf-8")
     result = call("tables", "--check")
