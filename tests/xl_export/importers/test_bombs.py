@@ -3,14 +3,13 @@ all time."""
 
 from __future__ import annotations
 
-import pickle
 import struct
 import tracemalloc
 from pathlib import Path
 
 import pytest
 
-from tests.xl_export.importers.forge import call, in_every_container, name, number, program, text
+from tests.xl_export.importers.forge import call, in_every_container, number, program, text
 from tests.xl_export.importers.test_refusals import refused
 from xl_export.importers.pickle import interpreter as machine
 from xl_export.importers.pickle.read import read_pickle
@@ -62,19 +61,11 @@ def test_a_bomb_is_refused_before_it_takes_memory_or_time(
         refused(tmp_path / container, data, reason)
 
 
-def test_a_memo_index_takes_no_memory(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(program(b"Nr" + struct.pack("<I", 0xFFFFFFFF) + b"p" + b"9" * 20 + b"\n"))
+def test_claims_take_no_memory(tmp_path: Path) -> None:
+    (tmp_path / "memo").write_bytes(program(b"Nr" + struct.pack("<I", 0xFFFFFFFF) + b"p" + b"9" * 20 + b"\n"))
     tracemalloc.start()
     try:
-        assert read_pickle(tmp_path / "file") is None
-        assert tracemalloc.get_traced_memory()[1] < 1 << 20
-    finally:
-        tracemalloc.stop()
-
-
-def test_lengths_take_no_memory(tmp_path: Path) -> None:
-    tracemalloc.start()
-    try:
+        assert read_pickle(tmp_path / "memo") is None
         for kind in ("bytes8", "bytes", "bytearray8", "text", "text8", "long"):
             refused(tmp_path / "file", program(BOMBS[kind][0]))
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
@@ -105,17 +96,3 @@ def test_copies_by_a_few_opcodes_are_counted(
 def test_what_is_remembered_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "MAX_MEMO", 1000)
     refused(tmp_path / "file", program(b"N" + b"\x94" * 1001), "remembers more than 1000")
-
-
-def test_a_large_vocabulary_is_within_the_bounds(tmp_path: Path) -> None:
-    words = [f"word{index}" for index in range(5_000)]
-    content = {"idx2sym": words, "sym2idx": {word: index for index, word in enumerate(words)}}
-    for protocol in (2, 4):
-        (tmp_path / "file").write_bytes(pickle.dumps(content, protocol))
-        assert read_pickle(tmp_path / "file") == content
-    assert len(words) * 8 * 160 < machine.MAX_STEPS  # 160 times as many words, with their counts
-
-
-def test_names_may_not_be_repeated_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "MAX_STEPS", 1000)
-    refused(tmp_path / "file", program(b"(" + name("data.Corpus") * 1001 + b"t"), "1000 steps")

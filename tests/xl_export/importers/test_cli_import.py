@@ -26,7 +26,7 @@ from trainer.run.checkpoint import load_run
 from trainer.run.history import read_config
 from xl_export.importers import FORMATS, formats, kimiyoung, self_check, tensorflow
 from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions
-from xl_export.importers.shared.settings import Settings, read_settings
+from xl_export.importers.shared.settings import PUBLISHED, Settings, read_settings
 
 BYTES = DATA / "kimiyoung-enwik8"
 
@@ -59,6 +59,7 @@ def test_the_published_settings_are_the_default(tmp_path: Path) -> None:
     assert record["files"]["model"]["sha256"][:8] in result.output
     assert record["settings"]["segment"] == {"value": 80, "origin": "published for enwik8 base"}
     refused(xl("import", BYTES, "--out", tmp_path / "run"), "exists already", "--force")
+    refused(xl("train", "--resume", tmp_path / "run"), "training.safetensors")
     again = json_of(xl("import", BYTES, "--out", tmp_path / "run", "--force", "--segment", 5, "--json"))
     assert load_run(tmp_path / "run").config.evaluation.segment == 5
     assert (again["run"], again["parameters"], "model" in again) == (str(tmp_path / "run"), 68_619, False)
@@ -78,24 +79,6 @@ def test_options_override_the_settings_file(tmp_path: Path) -> None:
     }
     assert record["rule"]["mem_len"] == 20  # the full mask counts memory alone
     assert record["rule"]["clamp_len"] is None
-
-
-def test_the_rest_of_the_pipeline_takes_an_imported_run(tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("the value of an expression\n" * 4)
-    assert (
-        xl(
-            "import", BYTES, "--out", tmp_path / "run", "--mem-len", 20, "--segment", 8, "--clamp-len", 0
-        ).exit_code
-        == 0
-    )
-    assert xl("export", tmp_path / "run", "--out", tmp_path / "artefact").exit_code == 0
-    scores = [
-        json_of(xl("eval", tmp_path / name, "--text", tmp_path / "text.txt", "--json"))
-        for name in ("run", "artefact")
-    ]
-    assert scores[0]["bits_per_token"] == pytest.approx(scores[1]["bits_per_token"], abs=1e-4)
-    assert xl("generate", tmp_path / "artefact", "--prompt", "the ", "--tokens", 5).exit_code == 0
-    refused(xl("train", "--resume", tmp_path / "run"), "training.safetensors")
 
 
 def test_a_model_of_ids_needs_no_vocabulary(tmp_path: Path) -> None:
@@ -200,35 +183,30 @@ def test_a_model_of_ones_own_is_pointed_to_its_guide(content: Any, tmp_path: Pat
         refused(xl(command, tmp_path / "my.pt", "--out", tmp_path / "out"), "docs/guides/own-model.md")
 
 
-# From the evaluation in tf/sota/*.sh and tf/scripts/*_base_gpu.sh, and in pytorch/run_*.sh: the data set,
-# cutoffs and d_model; the segment, mem_len and clamp_len. All give --same_length.
 WORDS_103, WORDS_1B = (20000, 40000, 200000), (60000, 100000, 640000)
-SCRIPTS: dict[str, tuple[str, tuple[int, ...], int, int, int, int]] = {
-    "enwik8 base": ("enwik8", (), 512, 80, 2100, 820),
-    "enwik8 large": ("enwik8", (), 1024, 128, 3800, 1000),
-    "text8 base": ("text8", (), 512, 80, 2100, 820),
-    "text8 large": ("text8", (), 1024, 128, 3800, 1000),
-    "wt103 base": ("wt103", WORDS_103, 410, 64, 640, 400),
-    "wt103 large": ("wt103", WORDS_103, 1024, 128, 1600, 1000),
-    "lm1b base": ("lm1b", WORDS_1B, 1024, 32, 128, 0),
-    "lm1b large": ("lm1b", WORDS_1B, 1280, 32, 128, 0),
-}
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_published_settings_are_those_of_the_scripts(script: str) -> None:
-    dataset, cutoffs, d_model, segment, mem_len, clamp_len = SCRIPTS[script]
+@pytest.mark.parametrize(
+    ("dataset", "cutoffs", "d_model", "row"),
+    [
+        ("enwik8", (), 512, "enwik8 base"),
+        ("text8", (), 1024, "text8 large"),
+        ("wt103", WORDS_103, 410, "wt103 base"),
+        ("wt103", WORDS_103, 1024, "wt103 large"),
+        ("lm1b", WORDS_1B, 1280, "lm1b"),
+    ],
+)
+def test_published_settings_are_found_by_data_set_and_size(
+    dataset: str, cutoffs: tuple[int, ...], d_model: int, row: str
+) -> None:
     facts = SimpleNamespace(d_model=d_model, cutoffs=cutoffs, attention_type=0)
-
-    def read(dataset: str | None) -> Any:
-        return SimpleNamespace(facts=facts, dataset=dataset, stored=None)
-
-    expected = {"mem_len": mem_len, "segment": segment, "mask": "same-length", "clamp_len": clamp_len}
-    found = [
-        tensorflow.PROJECT.defaults(read(dataset)),
-        tensorflow.PROJECT.defaults(read(None)),  # a vocab.txt does not name the data set
-        kimiyoung.PROJECT.defaults(read(dataset)),
-    ]
-    assert [{name: setting.value for name, setting in each.items()} for each in found] == [expected] * len(
-        found
-    )
+    known: Any = SimpleNamespace(facts=facts, dataset=dataset, stored=None)
+    unknown: Any = SimpleNamespace(facts=facts, dataset=None, stored=None)  # a vocab.txt does not name it
+    published = PUBLISHED[row]
+    expected = [published.mem_len, published.segment, "same-length", published.clamp_len]
+    for project, reading in (
+        (kimiyoung.PROJECT, known),
+        (tensorflow.PROJECT, known),
+        (tensorflow.PROJECT, unknown),
+    ):
+        assert [setting.value for setting in project.defaults(reading).values()] == expected

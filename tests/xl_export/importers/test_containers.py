@@ -19,11 +19,9 @@ from runtimes.base.errors import UserError
 from tests.xl_export.importers.forge import (
     SYSTEM,
     legacy_container,
-    name,
     program,
     storage,
     tensor,
-    text,
     zip_container,
 )
 from tests.xl_export.importers.test_refusals import refused
@@ -40,18 +38,6 @@ def test_forged_containers_are_readable(tmp_path: Path) -> None:
         (tmp_path / "file").write_bytes(data)
         assert read_pickle(tmp_path / "file").tolist() == [[1, 2], [3, 4]]
         assert torch.load(tmp_path / "file", weights_only=True).tolist() == [[1, 2], [3, 4]]
-
-
-def test_storages_of_other_devices_and_saved_classes_are_read(tmp_path: Path) -> None:
-    saved_class = (
-        b"(" + text("module") + name("mem_transformer.Model") + text("model.py") + text("import os") + b"tQ"
-    )
-    content = program(tensor(storage(4, device="cuda:3", more=b"N"), (4,), (1,)) + saved_class + b")\x81\x86")
-    (tmp_path / "file").write_bytes(legacy_container(content, {"0": (4, NUMBERS)}))
-    flat, model = read_pickle(tmp_path / "file")
-    assert flat.tolist() == [1, 2, 3, 4]
-    assert flat.device.type == "cpu"
-    assert model.name == "mem_transformer.Model"
 
 
 def test_what_is_not_a_file_is_refused(tmp_path: Path) -> None:
@@ -89,12 +75,6 @@ def test_a_truncated_file_is_refused(file: str, tmp_path: Path) -> None:
     whole = (DATA / file).read_bytes()
     for keep in [*range(1, 20), *np.linspace(20, len(whole) - 1, 20).astype(int).tolist()]:
         refused(tmp_path / "file", whole[:keep])
-
-
-def test_a_truncated_bare_pickle_is_refused(tmp_path: Path) -> None:
-    whole = (DATA / "hf-wt103/pretrained/vocab.pkl").read_bytes()
-    for keep in range(1, len(whole), 503):
-        refused(tmp_path / "file", whole[:keep], "the pickle")
 
 
 @pytest.mark.parametrize("sealed", [False, True])

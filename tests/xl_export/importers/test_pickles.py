@@ -90,14 +90,6 @@ def test_files_are_read_as_pytorch_reads_them(name: str) -> None:
     assert_same(read_pickle(DATA / name), as_plain(theirs))
 
 
-def test_a_vocabulary_of_transformers_is_read() -> None:
-    vocab = read_pickle(DATA / "hf-wt103/pretrained/vocab.pkl")
-    assert vocab["idx2sym"][0] == "<eos>"
-    assert vocab["sym2idx"] == {symbol: index for index, symbol in enumerate(vocab["idx2sym"])}
-    names = {value.name for value in vocab.values() if isinstance(value, Foreign)}
-    assert "transformers.tokenization_utils.Trie" in names, names
-
-
 def test_tensors_of_every_type_and_stride_are_read(tmp_path: Path) -> None:
     torch.manual_seed(0)
     base = torch.randn(5, 7) * 50

@@ -57,13 +57,6 @@ def test_a_tensor_that_does_not_fit_its_storage_is_refused(
     refused(tmp_path / "file", zip_container(data, FOUR), "tensor")
 
 
-def test_a_tensor_may_overlap_itself_within_its_storage(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(
-        zip_container(program(tensor(storage(4), (2, 2), (1, 1), offset=1)), FOUR)
-    )
-    assert read_pickle(tmp_path / "file").tolist() == [[2, 3], [3, 4]]
-
-
 def test_a_tensor_that_torch_expanded_is_read(tmp_path: Path) -> None:
     """A stride of 0 repeats elements, so a tensor may have more of them than its storage."""
     for kept in (torch.arange(3.0)[:, None].expand(3, 8), torch.tensor(2.0).expand(5)):

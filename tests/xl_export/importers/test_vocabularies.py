@@ -56,38 +56,28 @@ def test_a_text_gets_the_ids_of_its_project(name: str) -> None:
     assert vocab.encode(decode(vocab, ids)).tolist() == ids
 
 
-def test_newlines_of_bytes_are_an_end_of_line_or_nothing() -> None:
-    with_lines = translated(["104", "<eos>", "105"], lower_case=True).vocab
-    assert with_lines.encode(b"hi\ni\n").tolist() == [0, 2, 1, 2, 1]
-    assert decode(with_lines, [0, 2, 1]) == "hi\n"
-    without = translated(["104", "105"], lower_case=True).vocab
-    assert without.encode(b"hi\ni\n").tolist() == [0, 1, 1]
-
-
-def test_characters_have_a_blank_for_the_underscore() -> None:
-    vocab = translated(["_", "a", "b", "<eos>"], lower_case=True).vocab
-    assert isinstance(vocab, CharVocab)
-    assert vocab.encode("a b\n").tolist() == [1, 0, 2, 3]
-
-
-def test_ambiguous_symbols_are_words() -> None:
-    for symbols in (["_", " "], ["<eos>", "\n"], ["1" * 5000, "2"], ["256", "2"]):
-        assert isinstance(translated(symbols, lower_case=False).vocab, WordVocab)
-
-
-def test_words_keep_their_case_unless_the_project_did_not() -> None:
-    assert translated(["<eos>", "<unk>", "the"], lower_case=True).vocab.encode("The cat\n").tolist() == [
-        2,
-        1,
-        0,
-    ]
-    assert translated(["<eos>", "<unk>", "the"], lower_case=False).vocab.encode("The\n").tolist() == [1, 0]
-
-
-def test_one_billion_word_marks_both_sides_of_a_line() -> None:
-    vocab = translated(["<S>", "<UNK>", "the"], lower_case=False).vocab
-    assert vocab.encode("the cat\nthe\n").tolist() == [0, 2, 1, 0, 0, 2, 0]
-    assert decode(vocab, [0, 2, 1, 0, 0, 2, 0]) == "the <UNK>\nthe\n"
+@pytest.mark.parametrize(
+    ("symbols", "lower_case", "kind", "text", "ids", "again"),
+    [
+        (["104", "<eos>", "105"], True, ByteVocab, "hi\ni\n", [0, 2, 1, 2, 1], "hi\ni\n"),
+        (["104", "105"], True, ByteVocab, "hi\ni\n", [0, 1, 1], "hii"),  # newlines are left out
+        (["_", "a", "b", "<eos>"], True, CharVocab, "a b\n", [1, 0, 2, 3], "a b\n"),  # _ is a blank
+        (["<eos>", "<unk>", "the"], True, WordVocab, "The cat\n", [2, 1, 0], "the <unk>\n"),
+        (["<eos>", "<unk>", "the"], False, WordVocab, "The\n", [1, 0], "<unk>\n"),
+        (["<S>", "<UNK>", "the"], False, WordVocab, "the cat\nthe\n", [0, 2, 1, 0, 0, 2, 0], "the <UNK>\nthe\n"),
+        (["_", " "], False, WordVocab, "_", [0], "_"),  # ambiguous symbols are words
+        (["<eos>", "\n"], False, WordVocab, "\n", [0], "\n"),
+        (["1" * 5000, "2"], False, WordVocab, "2", [1], "2"),
+        (["256", "2"], False, WordVocab, "2", [1], "2"),
+    ],
+)  # fmt: skip
+def test_symbols_become_a_vocabulary_of_their_kind(
+    symbols: list[str], lower_case: bool, kind: type, text: str, ids: list[int], again: str
+) -> None:
+    vocab = translated(symbols, lower_case=lower_case).vocab
+    assert isinstance(vocab, kind)
+    assert vocab.encode(text.encode() if kind is ByteVocab else text).tolist() == ids
+    assert decode(vocab, ids) == again
 
 
 def test_a_list_of_words_is_read_as_projects_do(tmp_path: Path) -> None:

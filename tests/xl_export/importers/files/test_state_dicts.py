@@ -158,13 +158,3 @@ def test_what_weights_do_not_tell_is_noted(format_: str, activation: str, tmp_pa
     (unread,) = (note for note in notes if note.startswith("only the weights were read"))
     assert "hyper_parameters" in unread
     assert "model" not in unread
-
-
-def test_tensors_of_an_unknown_model_are_refused(tmp_path: Path) -> None:
-    torch.save({"model": {"h.0.attn.c_attn.weight": torch.zeros(2)}}, tmp_path / "model.pt")
-    refused(
-        xl("import", tmp_path / "model.pt", "--describe"),
-        "holds the tensors of a model that is not known here, such as h.0.attn.c_attn.weight",
-        "only models of kimiyoung, nvidia,",
-        "xl_export.trace (docs/guides/own-model.md)",
-    )
