@@ -21,7 +21,7 @@ from tests.serve.http.conftest import HTTP, Running, running, sources
 from tests.serve.http.streams.conftest import Keeping
 from tests.serve.http.test_clients import comes_true
 from tests.web.conftest import opening_sites
-from xl_export.serve.core.task import Delivery, Drawn
+from xl_export.serve.core.task import Delivery, TokenOut
 from xl_export.serve.http.base.keys import keys_of
 
 PROMPT = "The first thing that a man"
@@ -136,7 +136,7 @@ def paused(server: Running, *, after: int) -> Iterator[threading.Event]:
     def slowly(delivery: Delivery) -> None:
         nonlocal drawn
         deliver(delivery)
-        drawn += sum(type(answer) is Drawn for _, answers in delivery for answer in answers)
+        drawn += sum(type(answer) is TokenOut for _, answers in delivery for answer in answers)
         if drawn >= after:
             goes_on.wait(60)
 
