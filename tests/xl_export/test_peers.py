@@ -7,6 +7,7 @@ CleanRL's ppo_trxl and episodic-transformer-memory-ppo are in no package: clone 
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping
@@ -215,6 +216,46 @@ def xlnet() -> Peer:
     return Peer(module, Stream(call, 1, [torch.zeros(M, 1, 16)] * 2), 1)
 
 
+class Mamba(nn.Module):
+    """MambaForCausalLM token by token, over a cache that hands out states and has them updated in place."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+        config: Any = net.config
+        self.sizes = xl_export.Sizes(
+            vocab_size=config.vocab_size, layers=config.num_hidden_layers, d_model=config.hidden_size
+        )
+        wide = config.intermediate_size
+        self.rows = [(wide, config.conv_kernel), (wide, config.state_size)] * config.num_hidden_layers
+
+    def start(self, batch: int) -> list[Tensor]:
+        return [torch.zeros(batch, *row) for row in self.rows]
+
+    def step(self, tokens: Tensor, positions: Tensor, memory: Any) -> tuple[Tensor, list[Tensor]]:
+        begun = positions[:, :1, None] > 0
+        states = [torch.where(begun, each, 0.0) for each in memory]
+        cache = SimpleNamespace(
+            get_conv_state=lambda layer, state_idx: states[2 * layer],
+            get_recurrent_state=lambda layer, state_idx: states[2 * layer + 1],
+            is_recording_past=lambda layer: False,
+        )
+        return self.net(tokens, cache=cache, use_cache=True).logits, states
+
+
+def mamba() -> Peer:
+    from transformers import MambaConfig, MambaForCausalLM
+
+    config = MambaConfig(vocab_size=V, hidden_size=16, num_hidden_layers=2, state_size=4, time_step_rank=2)
+    net = MambaForCausalLM(config).eval()
+
+    def call(x: Tensor, cache: Any) -> Any:
+        answer = net(x, cache=copy.deepcopy(cache), use_cache=True)  # it is updated in place
+        return answer.logits, answer.cache
+
+    return Peer(Mamba(net), Stream(call, 1), 1)
+
+
 PEERS: dict[str, tuple[str, Callable[[], Peer]]] = {
     "T5": ("x_transformers", lambda: x_transformers(rel_pos_bias=True)),
     "rotary": ("x_transformers", lambda: x_transformers(rotary_pos_emb=True)),
@@ -257,6 +298,7 @@ PEERS: dict[str, tuple[str, Callable[[], Peer]]] = {
         lambda: origin(positional_encoding="learned", gtrxl=True, gtrxl_bias=0.0),
     ),
     "XLNet": ("transformers", xlnet),
+    "Mamba": ("transformers", mamba),
 }
 
 
