@@ -128,7 +128,7 @@ def test_what_cannot_become_a_picture_is_refused(tmp_path: Path, monkeypatch: py
         with pytest.raises(UserError, match=r"could not be written|which is a folder"):
             canvas.check_picture(path, "--out")
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
-    with pytest.raises(MissingPackageError, match="pip install .*'matplotlib>"):
+    with pytest.raises(MissingPackageError, match=r"pip install .*'matplotlib>"):
         canvas.check_picture(tmp_path / "spans.png", "--out")
 
 
