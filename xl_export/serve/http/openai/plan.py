@@ -129,17 +129,17 @@ class Plan:
 
     #: Token ids of each prompt.
     prompts: list[np.ndarray]
-    #: The text of each prompt if it is repeated.
+    #: Text of each prompt if it is repeated, empty otherwise.
     texts: list[str]
-    #: Of the first choice; None draws nothing.
+    #: How the first choice is sampled; None draws nothing.
     sampling: SamplingParams | None
-    #: Of all prompts together.
+    #: Number of tokens of all prompts together.
     prompt_tokens: int
-    #: Choices of a prompt that are returned.
+    #: Number of choices of each prompt that are returned.
     n: int
-    #: Choices of a prompt that are drawn.
+    #: Number of choices of each prompt that are drawn.
     best_of: int
-    #: How many of the likeliest tokens are wanted for each token; None for no log-probabilities.
+    #: Number of likeliest tokens for each token; None for no log-probabilities.
     log_probs: int | None
     #: Whether tokens are named by their ids.
     as_ids: bool
