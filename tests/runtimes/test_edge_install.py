@@ -93,7 +93,7 @@ def test_commands_that_need_torch_name_what_to_install(edge: Path, run: Path, tm
         (("train", "--out", tmp_path / "run"), "pip install 'torch>=2.6'"),
         (
             ("export", run, "--out", tmp_path / "artefact"),
-            "pip install 'onnx>=1.19' 'onnx-ir>=1.1' 'torch>=2.6'",
+            "pip install 'onnx>=1.19' 'onnx-ir>=1.1' 'torch>",
         ),
         (("demo", "--train", "--out", tmp_path / "demo"), "'tokenizers>=0.20'`"),
     ]

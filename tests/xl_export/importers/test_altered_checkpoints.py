@@ -99,7 +99,7 @@ CHANGES: list[tuple[str, dict[str, Any], str]] = [
     ("huggingface", {"ext_len": 8}, "ext_len is 8, expected 0"),
     ("huggingface", {"sample_softmax": 5}, "sample_softmax is 5, expected 0 or less"),
     ("huggingface", {"pruned_heads": {"0": [1]}}, "pruned_heads is of the type dict, expected an empty one"),
-    ("tensorflow", {"transformer/layer_1/ff/LayerNorm/beta": GONE}, "lacks the tensor transformer/layer_1/"),
+    ("tensorflow", {"transformer/layer_1/ff/LayerNorm/beta": GONE}, "the tensor transformer/layer_1/ff"),
     ("tensorflow", {"transformer/more": torch.zeros(2)}, "unexpected tensor transformer/more [2]"),
     ("tensorflow", {"transformer/adaptive_softmax/bias": torch.zeros(500)}, "cutoff_0/b under two names"),
     ("tensorflow", {"transformer/r_w_bias": torch.zeros(1 << 40, 0, 0)}, "r_w_bias is [1099511627776, 0, 0]"),
