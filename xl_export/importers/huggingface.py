@@ -33,18 +33,15 @@ from xl_export.importers.shared.checkpoint import Source
 from xl_export.importers.shared.settings import Setting, published
 from xl_export.importers.shared.state_dict import bare_name, project_of
 from xl_export.importers.shared.validated import (
-    ASCENDING,
     FRACTION,
-    NOT_SAMPLED,
     NOTHING,
     TRUTH,
     Table,
     checked,
     fixed,
     ignored,
-    optional,
+    model_settings,
     taken,
-    truths,
     whole,
 )
 from xl_export.importers.transformer_xl import Project, Reading, Settings
@@ -126,19 +123,13 @@ def is_config(content: Any) -> bool:
 
 def config_table(config: dict[str, Any]) -> Table:
     """Returns what `config.json` may hold. config: its settings with the defaults for those that it lacks."""
-    cutoffs = config.get("cutoffs")
-    clusters = 1 + (len(cutoffs) if isinstance(cutoffs, list | tuple) else 0)
     return {
-        **taken(whole(1), "vocab_size", "n_layer", "n_head", "d_model", "d_head", "d_embed", "div_val"),
-        **taken(optional(whole(1)), "d_inner"),
-        **taken(ASCENDING, "cutoffs"),
-        **taken(TRUTH, "pre_lnorm", "untie_r", "tie_word_embeddings", "same_length"),
-        **taken(truths(clusters), "tie_projs"),
-        **taken(FRACTION, "dropout", "dropatt", "layer_norm_epsilon"),
+        **model_settings(config),
+        **taken(whole(1), "vocab_size", "d_embed"),
+        **taken(TRUTH, "untie_r", "tie_word_embeddings", "same_length"),
+        **taken(FRACTION, "layer_norm_epsilon"),
         **taken(whole(), "mem_len"),
         **taken(whole(-1), "clamp_len"),
-        **taken(NOT_SAMPLED, "sample_softmax"),
-        **fixed(0, "attn_type"),  # the only one that transformers runs
         **fixed(0, "ext_len"),  # the tokens that the memory of the first releases leaves out
         **fixed(True, "adaptive"),
         **taken(NOTHING, "pruned_heads"),

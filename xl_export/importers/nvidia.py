@@ -24,18 +24,15 @@ from xl_export.importers.shared.convert import same
 from xl_export.importers.shared.settings import Setting, published
 from xl_export.importers.shared.state_dict import project_of, unread
 from xl_export.importers.shared.validated import (
-    ASCENDING,
-    FRACTION,
-    NOT_SAMPLED,
     TRUTH,
     Table,
     Tensors,
     checked,
     fixed,
     ignored,
+    model_settings,
     optional,
     taken,
-    truths,
     whole,
 )
 from xl_export.importers.shared.vocabularies import ReadVocabulary, vocabulary
@@ -45,6 +42,14 @@ OF_TRAINING = frozenset(
     {"args", "model_config", "optimizer_state", "scheduler_state", "rng_states", "memory", "vocab"}
     | {"amp_state", "epoch", "batch", "last_iter", "train_step", "best_val_loss"}
 )
+MODEL_CONFIG: Table = {  # the arguments of the project's MemTransformerLM, with `model_settings`
+    **taken(whole(1), "n_token"),
+    **taken(optional(whole(1)), "d_embed"),
+    **taken(TRUTH, "tie_weight"),
+    **fixed(False, "adapt_inp"),
+    **ignored("of the training: eval.py of the project chooses them anew", *LENGTHS),
+    **ignored("the type that eval.py computes in; weights become float32 here", "dtype"),
+}
 
 
 class Nvidia(Project):
@@ -63,9 +68,8 @@ class Nvidia(Project):
         if not _is_whole(opened.content):
             return None
         config = opened.content["model_config"]
-        cutoffs = config.get("cutoffs") if isinstance(config, dict) else None
-        clusters = 1 + (len(cutoffs) if isinstance(cutoffs, list | tuple) else 0)
-        return checked(config, model_config(clusters), where=opened.path, inside="model_config.")
+        table = model_settings(config) | MODEL_CONFIG
+        return checked(config, table, where=opened.path, inside="model_config.")
 
     def architecture(self, r: Reading) -> Architecture:
         drop_shared_projections(r.t)
@@ -108,20 +112,3 @@ def drop_shared_projections(tensors: Tensors) -> None:
                 f"{tensors.where}: crit.shared_out_projs.{i} and word_emb.emb_projs.{i} are one tensor in "
                 f"the code of {PROJECT.title}, and they differ here; copy the checkpoint again."
             )
-
-
-def model_config(clusters: int) -> Table:
-    """Returns what `model_config` may hold: the arguments of the project's MemTransformerLM."""
-    return {
-        **taken(whole(1), "n_token", "n_layer", "n_head", "d_model", "d_head", "div_val"),
-        **taken(optional(whole(1)), "d_embed", "d_inner"),
-        **taken(ASCENDING, "cutoffs"),
-        **taken(TRUTH, "tie_weight", "pre_lnorm"),
-        **taken(truths(clusters), "tie_projs"),
-        **taken(FRACTION, "dropout", "dropatt"),
-        **fixed(0, "attn_type"),
-        **taken(NOT_SAMPLED, "sample_softmax"),
-        **fixed(False, "adapt_inp"),
-        **ignored("of the training: eval.py of the project chooses them anew", *LENGTHS),
-        **ignored("the type that eval.py computes in; weights become float32 here", "dtype"),
-    }

@@ -219,6 +219,25 @@ NOT_SAMPLED = Rule(
 )
 
 
+def model_settings(config: Any) -> Table:
+    """Returns the entries for the settings that all copies of kimiyoung's model have.
+
+    config: the settings, which may be anything; the number of clusters follows from their cutoffs.
+    """
+    cutoffs = config.get("cutoffs") if isinstance(config, dict) else None
+    clusters = 1 + (len(cutoffs) if isinstance(cutoffs, list | tuple) else 0)
+    return {
+        **taken(whole(1), "n_layer", "n_head", "d_model", "d_head", "div_val"),
+        **taken(optional(whole(1)), "d_inner"),
+        **taken(ASCENDING, "cutoffs"),
+        **taken(truths(clusters), "tie_projs"),
+        **taken(TRUTH, "pre_lnorm"),
+        **taken(FRACTION, "dropout", "dropatt"),
+        **taken(NOT_SAMPLED, "sample_softmax"),
+        **fixed(0, "attn_type"),  # the only one in which these projects published models
+    }
+
+
 def checked(facts: Any, table: Table, *, where: Path, inside: str = "") -> dict[str, Any]:
     """Returns the settings of a checkpoint by the names of `table`; one that is absent is None.
 
