@@ -21,6 +21,7 @@ from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.vocabulary import ByteVocab, save_vocab
 from runtimes.sessions.fused_cpu import build
+from runtimes.sessions.ort_gpu.provider import PROVIDER
 from runtimes.sessions.ort_gpu.session import OrtGpuSession
 from tests.cuda.stubs import Event, Stubs, load_all
 
@@ -113,7 +114,7 @@ def counted(artefact: Path, stubs: Stubs, *, device: str = "cuda") -> Counts:
     elsewhere = []
     for part in session._session.get_provider_graph_assignment_info():
         kinds = [node.op_type for node in part.get_nodes()]
-        if part.ep_name == session.provider.name:
+        if part.ep_name == PROVIDER.name:
             on_cuda += len(kinds)
         else:
             elsewhere += kinds
