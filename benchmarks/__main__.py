@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from benchmarks.compare import compare, find_results, lines
 from benchmarks.gpu.report import gpu_report_command
 from benchmarks.harness import Document, cells, measure_case, option
 from benchmarks.machine import BUSY_SHARE, history_file
+from benchmarks.plots import check_plot, draw
 from runtimes.base.files import refuse_replacing, refuse_unwritable, writing
 from runtimes.base.machine import available_cpus
 from runtimes.cli.group import Group, Subgroup
@@ -91,8 +93,16 @@ def command_of(name: str) -> click.Command:
             default="small",
             show_default=True,
         ),
-        option("--mem-len", "Length of the memory in tokens (M); the default is that of --config.", type=int),
-        option("--segment", "Tokens of a segment (T); the default is that of --config.", type=int),
+        option(
+            "--mem-len",
+            "Length of the memory in tokens (M), in place of --config's.",
+            type=click.IntRange(0, 1 << 20),
+        ),
+        option(
+            "--segment",
+            "Tokens of a segment (T), in place of --config's.",
+            type=click.IntRange(1, 1 << 16),
+        ),
         option("--repeats", "Timed calls of each side.", type=click.IntRange(1, 1 << 17)),
         option(
             "--threads",
@@ -125,14 +135,10 @@ def run_case(
     **given: Any,
 ) -> None:
     """Measures one case; the result is printed, drawn, and appended to the history."""
-    from dataclasses import replace
-
-    from benchmarks.configs import find_config
+    from benchmarks.configs import find_config  # imports the trainer
 
     case = load_case(name)
     if plot:
-        from benchmarks.plots import check_plot
-
         check_plot(plot)
         refuse_replacing(plot, option="--plot", force=force)
     if hasattr(case, "unavailable") and (reason := case.unavailable()):
@@ -158,8 +164,6 @@ def run_case(
     show(document, list(report(case, document)), as_json=as_json)
     click.echo(f"appended to {file}", err=as_json)
     if plot:
-        from benchmarks.plots import draw
-
         draw(plot, case, document)
         click.echo(f"drawn to {plot}", err=True)
 
@@ -229,8 +233,6 @@ def tables_command(only_check: bool, pictures: bool) -> None:
 
     history = results.read_results(ROOT / "benchmarks" / "history.jsonl")
     if pictures:
-        from benchmarks.plots import draw
-
         for name, filters in PICTURES.items():
             ((_, document), *_) = results.newest(history, name, filters)
             draw(ROOT / "docs" / "images" / f"{name}.svg", load_case(name), document)
