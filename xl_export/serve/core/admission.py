@@ -1,4 +1,4 @@
-"""How many tasks an engine accepts at once, and how many states of streams."""
+"""What an engine accepts at once: tasks, and states of streams."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from runtimes.base.errors import UserError
 from xl_export.serve.core.settings import EngineSettings
 
 
-class Busy(UserError):  # noqa: N818
+class QueueFullError(UserError):
     """There is no place now; the sentence and `retry_after` (seconds) say when to ask again."""
 
     def __init__(self, why: str, retry_after: float) -> None:
@@ -38,13 +38,13 @@ class TooManyError(UserError):
 
 
 class Places:
-    """What the requests that are served hold of an engine: places for their tasks, and memory for the states
-    of streams. A request holds them until it has ended, so its later tasks always find a place. Its methods
-    may be called on any thread.
+    """The places for tasks and the memory for states that running requests hold. A request holds them until
+    it has ended, so its later tasks always find a place. Any thread may call the methods.
 
-    There are as many places as rows and places in the queue. One state of any size is always accepted.
+    There is a place for each row, and for each task that may wait. One state of any size is always accepted.
 
-    state_bytes: of one state. retry_after: seconds after which a client that finds no place should ask again.
+    state_bytes: bytes of one state. retry_after: returns the seconds after which a refused client should ask
+    again.
     """
 
     def __init__(
@@ -56,21 +56,21 @@ class Places:
     ) -> None:
         self._settings = settings
         self._retry_after = retry_after
-        #: The most tasks at once.
+        #: Number of places.
         self.most = settings.rows + settings.queue
-        #: The most states at once.
+        #: Number of states that fit into the memory for them.
         self.most_states = max(1, settings.state_bytes // max(1, state_bytes))
-        #: Tasks of the requests that are served.
+        #: Number of places held.
         self.tasks = 0
-        #: Their states.
+        #: Number of states held.
         self.states = 0
         self._lock = threading.RLock()
         #: Whether the engine stops, or has died, and nothing more is accepted.
         self.closed = False
 
     def refuse(self, tasks: int = 1, states: int = 0) -> None:
-        """Raises Busy if there are not so many places now, TooManyError if there never are, and StoppedError
-        once the engine stops.
+        """Raises QueueFullError if these places are not free now, TooManyError if they never are, and
+        StoppedError once the engine stops.
         """
         if self.closed:
             raise StoppedError
@@ -79,12 +79,12 @@ class Places:
                 raise TooManyError(what, wanted, most)
         if self.tasks + tasks > self.most:
             waiting = self.tasks - self._settings.rows
-            raise Busy(
+            raise QueueFullError(
                 f"{waiting:,} tasks wait already, and the queue holds {self._settings.queue:,}",
                 self._retry_after(),
             )
         if self.states + states > self.most_states:
-            raise Busy(
+            raise QueueFullError(
                 "the streams of the requests that are served fill the memory for them (--waiting-memory)",
                 self._retry_after(),
             )

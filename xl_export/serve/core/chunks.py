@@ -71,8 +71,10 @@ def chosen_chunks(session: Session, runs: Sequence[Running], budget: int) -> lis
 def grouped(
     chunks: Sequence[Chunk], most_rows: Callable[[int], int], *, neighbours: bool
 ) -> list[list[Chunk]]:
-    """Chunks that are stepped together: as many of one width as a step takes, of any rows or of neighbouring
-    ones only. most_rows: of a step of some width.
+    """Groups of chunks of one width that are stepped together.
+
+    most_rows: the most rows of a step of some width. neighbours: whether only neighbouring rows can be
+    stepped together.
     """
     groups: list[list[Chunk]] = []
     last: dict[tuple[int, Verb], list[Chunk]] = {}  # the group that chunks of a kind may join

@@ -56,7 +56,7 @@ class Engine:
         self._session = session
         self._settings = settings
         self._deliver = deliver
-        #: The thread's own; others may read its metrics.
+        #: Only the engine's thread uses it; other threads may read its counts.
         self.scheduler = Scheduler(session, settings, cache)
         is_language = is_language_model(session)
         num_logits = session.vocab.size if is_language else 0
@@ -76,10 +76,10 @@ class Engine:
         self._submitting = threading.Lock()
         self._submitted: dict[Task, Running] = {}  # whose end was not delivered yet
         self._commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()  # for the thread
-        #: Of the engine's thread, outside of steps of the session and without waiting for work.
+        #: Seconds of the engine's thread outside of steps of the session, without waiting for work.
         self.other_seconds = 0.0
         self._undelivered: Delivery = []
-        self._delivered = 0.0  # when
+        self._delivered = 0.0  # time of the last delivery
         self._thread = threading.Thread(target=self._run, name="xl-export engine", daemon=True)
 
     def start(self) -> None:
@@ -106,7 +106,7 @@ class Engine:
             self._commands.put(partial(self.scheduler.cancel, run, "cancelled"))
 
     def taken(self, task: Task, count: int) -> None:
-        """Notes that the client has taken so many answers more; one thread for each task."""
+        """Notes that the client has taken `count` more answers; called on one thread for each task."""
         if run := self._submitted.get(task):
             run.taken += count
 

@@ -1,4 +1,4 @@
-"""The rows of an engine: where the memories of the streams that advance now are."""
+"""The rows of an engine: the memories of the streams that advance now."""
 
 from __future__ import annotations
 
@@ -225,8 +225,8 @@ class JoinedRows(Rows):
         self._steppable.clear()
 
     def _unused(self, batch: int) -> Memory:
-        """A memory of so many rows for a step, in which no run has a row. As many such rows are kept as there
-        are rows, those that were used last.
+        """A memory of `batch` rows for a step, in which no run has a row. Unused memories are kept, the most
+        recent ones, while they have no more rows than the engine.
         """
         used = {id(memory) for memory, _ in self._places.values()}
         unused = [memory for memory in self._steppable if id(memory) not in used]

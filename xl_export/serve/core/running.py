@@ -82,7 +82,7 @@ class Running:
         return self.num_tokens - self.fed
 
     def tail(self, longest: int) -> np.ndarray:
-        """The ids of the last fed tokens of the stream, at most so many, the newest last."""
+        """The ids of the last fed tokens of the stream, at most `longest`, the newest last."""
         if self.task.inputs is not None:
             return self.task.tokens
         drawn = list(self.drawn)[: -1 if self.pending else None]

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from runtimes.base.errors import UserError
 from runtimes.contract.spec import NoLanguageModelError
-from xl_export.serve.core.admission import Busy, StoppedError
+from xl_export.serve.core.admission import QueueFullError, StoppedError
 from xl_export.serve.core.task import Ended
 from xl_export.serve.streams.database import DamagedStreamError, UnreadableError, UnwritableError
 from xl_export.serve.streams.store import (
@@ -30,7 +30,7 @@ TYPES = {
 # Of each error of an engine or a store: the status of HTTP, a word for programs, and after how many seconds
 # the same request may succeed. Any other UserError is the fault of the request.
 ANSWERS: tuple[tuple[type[UserError], int, str, float | None], ...] = (
-    (Busy, 429, "queue_full", None),
+    (QueueFullError, 429, "queue_full", None),
     (StoppedError, 503, "stopping", 5.0),
     (NoStreamError, 404, "stream_not_found", None),
     (DamagedStreamError, 410, "stream_damaged", None),
@@ -146,7 +146,7 @@ def refusal_of(error: RefusedError | UserError) -> RefusedError:
         return RefusedError(f"{error.step}; send its inputs to /v1/streams/ID/step.")
     for kind, status, code, after in ANSWERS:
         if isinstance(error, kind):
-            after = error.retry_after if isinstance(error, Busy) else after
+            after = error.retry_after if isinstance(error, QueueFullError) else after
             return RefusedError(str(error), status=status, code=code, retry_after=after)
     return RefusedError(str(error))
 

@@ -25,7 +25,7 @@ from runtimes.contract.device import AUTO, CPU, Device
 from runtimes.contract.session import Session, is_language_model
 from runtimes.contract.spec import BUILD, GRAPH, ORT_GRAPH, SPEC, WEIGHTS
 from runtimes.sessions.open import open_session
-from xl_export.serve.core.admission import Busy, StoppedError
+from xl_export.serve.core.admission import QueueFullError, StoppedError
 from xl_export.serve.core.cache import PrefixCache
 from xl_export.serve.core.engine import Engine
 from xl_export.serve.core.settings import EngineSettings, Limits, StoreSettings
@@ -286,7 +286,7 @@ class Server:
         for model in self.models.values():
             try:
                 return model.engine.places.refuse()
-            except (Busy, StoppedError) as refusal:
+            except (QueueFullError, StoppedError) as refusal:
                 full = refusal
         raise full or RefusedError("no model is served here.", status=503)
 
