@@ -265,6 +265,38 @@ def test_a_full_disk_is_refused_and_loses_nothing(
     assert refused > 5
 
 
+def test_a_stream_is_deleted_although_the_disk_is_full(
+    states: list[StreamState], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reserve is given up for that, once."""
+    reserve = tmp_path / "reserve"
+
+    class Connection(sqlite3.Connection):
+        def execute(self, statement: str, *given: Any) -> sqlite3.Cursor:  # type: ignore[override]
+            if statement == "COMMIT" and full and reserve.exists() in full:
+                raise sqlite3.OperationalError(FULL)
+            return super().execute(statement, *given)
+
+    connect, full = sqlite3.connect, list[bool]()
+    monkeypatch.setattr(sqlite3, "connect", lambda *a, **o: connect(*a, **o, factory=Connection))
+    store = StreamStore(tmp_path, settings(states))
+    names = [store.create("anna", states[2]).id for _ in range(2)]
+    assert reserve.stat().st_size == database.RESERVE_BYTES
+    full.append(True)
+    with pytest.raises(database.UnwritableError):
+        store.create("anna", states[2])
+    store.delete(names[0], "anna")
+    assert not reserve.exists()
+    full.append(False)
+    with pytest.raises(database.UnwritableError):
+        store.delete(names[1], "anna")
+    full.clear()
+    assert [stream.id for stream in store.list("anna")] == names[1:]
+    store.close()
+    StreamStore(tmp_path, settings(states)).close()
+    assert reserve.exists(), "the next start makes another one"
+
+
 @INLINE
 @pytest.mark.parametrize("step", [7000, pytest.param(600, marks=pytest.mark.slow)])
 def test_files_that_cannot_grow_lose_nothing(

@@ -15,11 +15,12 @@ import logging
 import os
 import secrets
 import sqlite3
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO, TypeAlias, cast
 
 import numpy as np
 
@@ -35,8 +36,10 @@ from xl_export.serve.streams.snapshot import read_snapshot, write_snapshot
 LOG = logging.getLogger(__name__)
 FILE = "streams.sqlite"
 FOLDER = "snapshots"
+RESERVE = "reserve"
 VERSION = 1  # of the schema
 INLINE_BYTES = 1 << 20  # of a snapshot in the database; a larger one is a file, which is written once only
+RESERVE_BYTES = 4 << 20  # about the size at which SQLite moves its log to the database
 BUSY_SECONDS = 10  # that another program, such as a backup, may hold the database up
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS snapshot (
@@ -167,7 +170,9 @@ class Database:
         Raises UserError for a file that is no such database.
         """
         path = folder / name
+        self.folder = folder
         self._folder = folder / FOLDER
+        self._reserve = folder / RESERVE
         self._inline = (1 << 62) if shared else INLINE_BYTES
         self._lock = threading.Lock()
         #: Number of snapshots that were read, and of those that were written.
@@ -187,6 +192,8 @@ class Database:
                 raise UserError(f"{path} has format {version}, and this release reads {VERSION}; update it.")
             if version == 0:
                 self._sql.executescript(f"BEGIN IMMEDIATE;{SCHEMA}PRAGMA user_version = {VERSION};COMMIT;")
+            if not shared:
+                self._keep_reserve()
         except (OSError, sqlite3.Error) as error:
             raise UserError(
                 f"{path} cannot be used ({first_line(error)}); restore a backup, or give another folder."
@@ -222,10 +229,10 @@ class Database:
             (self._folder / file).unlink()
         return [named[file] for file in named.keys() - there]
 
-    def upload_path(self) -> Path:
-        """A new path for a file that is removed with the next start, if it is still there."""
-        self._folder.mkdir(mode=0o700, exist_ok=True)
-        return self._folder / f"{secrets.token_hex(12)}.upload"
+    def upload(self) -> BinaryIO:
+        """A file without a name, for a snapshot that arrives."""
+        with _refusing():
+            return cast(BinaryIO, tempfile.TemporaryFile(dir=self.folder))
 
     def insert(self, stream: Stream, state: StreamState) -> None:
         """Adds a stream in this state. Raises sqlite3.IntegrityError if there is one of that name."""
@@ -289,7 +296,7 @@ class Database:
                 adopted=adopted,
                 **_columns(state.memory.owner),
             )
-            unused = _forgotten(sql, *old)
+            unused = self._forgotten(sql, *old)
         self._remove(unused)
         self.written += 1
         _set(
@@ -322,11 +329,22 @@ class Database:
         _set(fork, key=key, version=1)
 
     def delete(self, stream: Stream) -> None:
-        """Removes a stream for ever."""
+        """Removes a stream for ever. That writes too, so on a full disk it uses the space of the reserve."""
+        try:
+            self._delete(stream)
+        except UnwritableError:
+            if not self._reserve.exists():
+                raise
+            self._remove(self._reserve)
+            with self._lock, contextlib.suppress(sqlite3.Error):
+                self._sql.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            self._delete(stream)
+
+    def _delete(self, stream: Stream) -> None:
         with self._transaction() as sql:
             old = sql.execute("SELECT snapshot FROM stream WHERE key = ?", (stream.key,)).fetchone()
             sql.execute("DELETE FROM stream WHERE key = ?", (stream.key,))
-            unused = None if old is None else _forgotten(sql, *old)
+            unused = None if old is None else self._forgotten(sql, *old)
         self._remove(unused)
 
     def load(
@@ -397,11 +415,30 @@ class Database:
             path.unlink(missing_ok=True)
             raise
 
-    def _remove(self, file: str | None) -> None:
-        """Removes the file of a snapshot; if that fails, the next start does."""
-        if file is not None:
+    def _forgotten(self, sql: sqlite3.Connection, snapshot: int) -> Path | None:
+        """Deletes a snapshot if no stream names it any more; returns its file, if it has one."""
+        row = sql.execute(
+            "SELECT file FROM snapshot WHERE id = ? AND NOT EXISTS (SELECT 1 FROM stream WHERE snapshot = ?)",
+            (snapshot, snapshot),
+        ).fetchone()
+        if row is None:
+            return None
+        sql.execute("DELETE FROM snapshot WHERE id = ?", (snapshot,))
+        return None if row[0] is None else self._folder / row[0]
+
+    def _keep_reserve(self) -> None:
+        """Allocates the reserve, if the disk has room for it."""
+        with contextlib.suppress(OSError), open(self._reserve, "ab") as file:
+            try:
+                os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
+            except OSError:
+                self._reserve.unlink()
+
+    def _remove(self, path: Path | None) -> None:
+        """Removes a file that nothing needs; if that fails, the next start does."""
+        if path is not None:
             with contextlib.suppress(OSError):
-                (self._folder / file).unlink()
+                path.unlink()
 
 
 @contextlib.contextmanager
@@ -442,19 +479,6 @@ def _update(sql: sqlite3.Connection, stream: Stream, **columns: object) -> None:
     sql.execute(
         f"UPDATE stream SET version = version + 1, {names} WHERE key = ?", (*columns.values(), stream.key)
     )
-
-
-def _forgotten(sql: sqlite3.Connection, snapshot: int) -> str | None:
-    """Deletes a snapshot if no stream names it any more; returns its file, if it has one."""
-    row = sql.execute(
-        "SELECT file FROM snapshot WHERE id = ? AND NOT EXISTS (SELECT 1 FROM stream WHERE snapshot = ?)",
-        (snapshot, snapshot),
-    ).fetchone()
-    if row is None:
-        return None
-    sql.execute("DELETE FROM snapshot WHERE id = ?", (snapshot,))
-    file: str | None = row[0]
-    return file
 
 
 def _stream(row: tuple[Any, ...]) -> Stream:

@@ -141,24 +141,18 @@ class StreamStore:
             return self._created(owner, state, name)
 
     @contextlib.contextmanager
-    def receiving(self, owner: str, session: Session) -> Iterator[Path]:
-        """A path for a snapshot that arrives, which counts as a stream of its owner until the block ends.
-        Raises TooManyStreamsError. What was received is gone when the block ends.
+    def receiving(self, owner: str, session: Session) -> Iterator[BinaryIO]:
+        """A file for a snapshot that arrives, which counts as a stream of its owner until the block ends.
+        Raises TooManyStreamsError.
         """
-        with self._place(owner, row_bytes(session.state)):
-            path = self._database.upload_path()
-            try:
-                yield path
-            finally:
-                path.unlink(missing_ok=True)
+        with self._place(owner, row_bytes(session.state)), self._database.upload() as file:
+            yield file
 
-    def restore(self, path: Path, owner: str, session: Session) -> Stream:
+    def restore(self, file: BinaryIO, owner: str, session: Session) -> Stream:
         """A new stream from a snapshot that was received; uses the disk. Raises as `read_snapshot`, and
         UnwritableError.
         """
-        with open(path, "rb") as file:
-            state = read_snapshot(file, session, adopt=self.settings.adopt)
-        return self._created(owner, state)
+        return self._created(owner, read_snapshot(file, session, adopt=self.settings.adopt))
 
     def fork(self, name: str, owner: str) -> Stream:
         """A new stream in the state of another one; uses the disk a little.

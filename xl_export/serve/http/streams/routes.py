@@ -7,7 +7,6 @@ import contextlib
 import os
 from collections.abc import Coroutine
 from functools import partial
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
@@ -233,13 +232,13 @@ async def _restore(request: RequestContext) -> Response:
     owner = request.owner
     with contextlib.ExitStack() as stack:
         try:
-            path = stack.enter_context(model.store.receiving(owner, model.session))
+            file = stack.enter_context(model.store.receiving(owner, model.session))
         except UserError as error:  # the body is not read, so the connection ends
             refusal = refusal_of(error)
             refusal.closes = True
             raise refusal from error
-        await _receive(request, path, most_snapshot_bytes(model.session))
-        stream = await asyncio.to_thread(model.store.restore, path, owner, model.session)
+        await _receive(request, file, most_snapshot_bytes(model.session))
+        stream = await asyncio.to_thread(model.store.restore, file, owner, model.session)
     return json(stream_document(stream, model), 201)
 
 
@@ -261,14 +260,14 @@ async def _done(
     return of_json(await encoded(await work.lasting(operation)), status)
 
 
-async def _receive(request: RequestContext, path: Path, most: int) -> None:
+async def _receive(request: RequestContext, file: BinaryIO, most: int) -> None:
     """Writes the body to a file; raises RefusedError for more than `most` bytes as soon as that is known."""
     seconds = request.server.limits.body_seconds * (1 + (most >> 26))
     larger = partial(too_large, fix="send a snapshot of a stream of this model")
     try:
-        with open(path, "xb") as file:
-            async for part in request.parts(most, seconds, larger):
-                await asyncio.to_thread(file.write, part)
+        async for part in request.parts(most, seconds, larger):
+            await asyncio.to_thread(file.write, part)
+        await asyncio.to_thread(file.flush)
     except OSError as error:
         raise RefusedError(
             f"the server could not write the snapshot ({error.strerror}); ask its operator for space.",
