@@ -101,21 +101,23 @@ def test_a_sequence_is_a_stream(server: Running, session: Session) -> None:
     assert asked(server, listed(inputs), parameters={"sequence_id": 9}).status_code == 400
 
 
-def test_sequences_of_a_replaced_artefact_stay_apart(policy: Path, tmp_path: Path) -> None:
-    """The same sequence begins again with another artefact; deleting its stream keeps the earlier one."""
+def test_a_sequence_continues_on_another_artefact_of_the_same_weights(policy: Path, tmp_path: Path) -> None:
     inputs = listed(observed(1, 2, 0))
     start = {"sequence_id": 1, "sequence_start": True}
     served = sources(("policy", shutil.copytree(policy, tmp_path / "served")))
     with running(served, state=tmp_path / "state") as server:
         before = asked(server, inputs, parameters=start).json()["parameters"]["stream"]
+        fork = server.post(f"/v1/streams/{before}/fork").json()["id"]
+        lists = {each["name"]: each["data"] for each in inputs}
+        expected = server.post(f"/v1/streams/{fork}/step", {"inputs": lists}).json()["outputs"]
     with open(tmp_path / "served" / SPEC, "ab") as file:
-        file.write(b"\n")
+        file.write(b"\n")  # another identity
     with running(served, state=tmp_path / "state") as server:
-        refused = asked(server, inputs, parameters={"sequence_id": 1})
-        assert "or the model has been replaced" in refused.json()["error"]
-        after = asked(server, inputs, parameters=start).json()["parameters"]["stream"]
-        server.client.delete(f"{server.at}/v1/streams/{after}")
-        assert [each["id"] for each in server.get("/v1/streams").json()["data"]] == [before]
+        answer = asked(server, inputs, parameters={"sequence_id": 1}).json()
+        assert answer["parameters"]["stream"] == before
+        assert {each["name"]: each["data"] for each in answer["outputs"]}.keys() == expected.keys()
+        for each in answer["outputs"]:
+            assert np.array_equal(each["data"], np.ravel(expected[each["name"]]))
 
 
 def test_sequences_are_bounded_like_streams(server: Running) -> None:

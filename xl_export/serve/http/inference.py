@@ -324,14 +324,14 @@ def _outputs(arrays: Mapping[str, np.ndarray], binary: Mapping[str, bool]) -> tu
 
 
 def _stream(owner: str, model: Model, sequence: int | str) -> str:
-    """The name of the stream of a sequence, which no other API key, model or artefact has."""
+    """The name of the stream of a sequence, which no other API key or model has."""
     if sequence in (0, "") or len(str(sequence)) > LONGEST_ID:
         raise RefusedError(
             f"sequence_id is {sequence!r:.40}; expected a number other than 0, or a name of at most "
             f"{LONGEST_ID} characters, because each step continues the memory of a sequence.",
             param="sequence_id",
         )
-    named = msgspec.json.encode([owner, model.name, model.session.identity, sequence])
+    named = msgspec.json.encode([owner, model.name, model.session.memory_identity.layout, sequence])
     return f"sequence-{hashlib.sha256(named).hexdigest()[:24]}"
 
 

@@ -272,12 +272,7 @@ class Database:
         """Writes a new snapshot in place of the old one and the journal; False, and nothing is changed, if
         another process has written the stream since it was read here.
         """
-        before = stream.computed_by.memory.weights
-        adopted = stream.adopted
-        if before != state.memory.owner.memory.weights:
-            adopted = f"{adopted} {before}".strip()
-            LOG.warning("the stream %s, of weights %.12s, continues with others", stream.id, before)
-        state.memory.note_adopted([adopted])
+        state.memory.note_adopted([stream.adopted])
         with self._snapshot(state) as (size, content, file), self._transaction() as sql:
             old = sql.execute(
                 "SELECT snapshot FROM stream WHERE key = ? AND version = ?", (stream.key, stream.version)
@@ -293,7 +288,7 @@ class Database:
                 used=stream.used,
                 snapshot=snapshot,
                 note=note,
-                adopted=adopted,
+                adopted=stream.adopted,
                 **_columns(state.memory.owner),
             )
             unused = self._forgotten(sql, *old)
@@ -304,7 +299,6 @@ class Database:
             version=stream.version + 1,
             position=state.position,
             computed_by=state.memory.owner,
-            adopted=adopted,
             note=note,
             snapshot_bytes=size,
             ahead=0,
@@ -361,6 +355,9 @@ class Database:
                     "SELECT fed, tokens FROM journal WHERE stream = ? ORDER BY n", (stream.key,)
                 ).fetchall()
             self.read += 1
+            if (adopted := str(state.memory.adopted[0])) != stream.adopted:
+                LOG.warning("the stream %s continues with other weights than %s", stream.id, adopted)
+                stream.adopted = adopted  # `replace` writes it with what the model computes
             return state, [_fed(*row) for row in rows]
 
     def open_snapshot(self, stream: Stream) -> BinaryIO:
