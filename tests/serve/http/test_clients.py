@@ -193,6 +193,19 @@ def test_requests_at_once_are_bounded(artefacts: dict[str, Path]) -> None:
         assert comes_true(lambda: server.server.requests.total == 0)
 
 
+def test_connections_at_once_are_bounded(artefacts: dict[str, Path]) -> None:
+    with running(sources(("m", artefacts["ring"])), limits=Limits(connections=2)) as server:
+
+        def is_healthy() -> bool:
+            with contextlib.suppress(httpx.TransportError):
+                return server.get("/health").status_code == 200
+            return False
+
+        with connection(server), connection(server), connection(server) as third:
+            assert is_cut(third)
+        assert comes_true(is_healthy)
+
+
 def test_a_body_that_is_too_large_is_refused_before_it_comes(small: Running) -> None:
     with connection(small) as client:
         client.sendall(head(b"", length=(1 << 22) + 1))
