@@ -94,6 +94,30 @@ def test_a_row_is_cleared_where_it_is_and_its_graphs_stay(tmp_path: Path) -> Non
     assert added == Counter(cuMemsetD8Async=len(memory.tensors))
 
 
+def test_rows_are_copied_on_the_device_and_one_row_leaves_it_alone(tmp_path: Path) -> None:
+    """As an engine does when another stream joins, and when one ends."""
+    from xl_export.artefact.export import export
+
+    (tmp_path / "run").mkdir()
+    artefact = export(make_run(tmp_path / "run"), tmp_path / "artefact", memory="shift")
+    stubs = load_all()
+    session = open_session(artefact, device="cuda", threads=1)
+    one, other, both = session.start(1), session.start(1), session.start(2)
+    for memory in (one, other, both):
+        session.predict(np.zeros((memory.batch, 1), np.int64), memory)
+    stubs.forget()
+    both.write_rows([0, 1], [(one, 0), (other, 0)])
+    copies = [event for event in stubs.events() if event.kind == "copy"]
+    tensors = both.tensors.values()
+    row_bytes = [int(np.prod(x.shape[1:])) * x.dtype.itemsize for x in tensors]
+    assert Counter(event.name for event in copies) == {"on device": 2 * len(row_bytes)}
+    assert [event.num_bytes for event in copies[::2]] == row_bytes
+    stubs.forget()
+    both.select([1])
+    copies = [event for event in stubs.events() if event.kind == "copy"]
+    assert [(event.name, event.num_bytes) for event in copies] == [("download", size) for size in row_bytes]
+
+
 def test_a_layers_attention_is_one_launch_as_a_node(counts: dict[str, Counts]) -> None:
     for name, found in counts.items():
         launches = sum(event.name == "ring_attention" for event in found.token)
