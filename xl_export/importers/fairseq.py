@@ -17,10 +17,9 @@ from typing import Any
 
 from runtimes.base.errors import ArtefactError
 from xl_export.importers.huggingface import HuggingFace, checked_config
-from xl_export.importers.kimiyoung import of_last_run
 from xl_export.importers.pickle.values import Foreign, clean
 from xl_export.importers.shared.checkpoint import Source, companion_file
-from xl_export.importers.shared.settings import Setting
+from xl_export.importers.shared.settings import Setting, of_last_run
 from xl_export.importers.shared.state_dict import project_of, state_in
 from xl_export.importers.shared.validated import Table, checked, fixed, ignored, optional, taken, whole
 from xl_export.importers.shared.vocabularies import ReadVocabulary, read_lines, read_vocabulary, vocabulary

@@ -25,12 +25,11 @@ from torch import Tensor
 
 from runtimes.base.errors import ArtefactError
 from runtimes.base.files import read_json
-from xl_export.importers.kimiyoung import of_last_run
 from xl_export.importers.pickle import values
 from xl_export.importers.pickle.read import read_pickle
 from xl_export.importers.pickle.tensors import read_safetensors
 from xl_export.importers.shared.checkpoint import Source
-from xl_export.importers.shared.settings import Setting, published
+from xl_export.importers.shared.settings import Setting, of_last_run, published
 from xl_export.importers.shared.state_dict import bare_name, project_of
 from xl_export.importers.shared.validated import (
     FRACTION,

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from runtimes.base.errors import ArtefactError
-from xl_export.importers.kimiyoung import LENGTHS, lengths
 from xl_export.importers.shared.architecture import Architecture
 from xl_export.importers.shared.checkpoint import Source
 from xl_export.importers.shared.convert import same
@@ -36,7 +35,7 @@ from xl_export.importers.shared.validated import (
     whole,
 )
 from xl_export.importers.shared.vocabularies import ReadVocabulary, vocabulary
-from xl_export.importers.transformer_xl import Project, Reading, Settings
+from xl_export.importers.transformer_xl import LENGTHS, Project, Reading, Settings, lengths
 
 OF_TRAINING = frozenset(
     {"args", "model_config", "optimizer_state", "scheduler_state", "rng_states", "memory", "vocab"}

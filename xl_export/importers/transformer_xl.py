@@ -28,7 +28,7 @@ from xl_export.importers.shared.convert import (
 )
 from xl_export.importers.shared.settings import Setting, memory_rule
 from xl_export.importers.shared.state_dict import bare_name, state_in, state_notes
-from xl_export.importers.shared.validated import Tensors
+from xl_export.importers.shared.validated import Tensors, shown
 from xl_export.importers.shared.vocabularies import ReadVocabulary, read_vocabulary
 
 # From the settings that a bare state dict lacks to the projects' words for them.
@@ -36,6 +36,7 @@ NEEDED = {"mem_len": "mem_len", "segment": "tgt_len", "mask": "same_length", "cl
 # Whether an attention type has queries, keys and values in one tensor.
 PROJECTIONS = {0: ("qkv",), 1: ("qkv",), 2: ("q", "kv"), 3: ("q", "kv")}
 Settings = Mapping[str, Any]
+LENGTHS = ("tgt_len", "ext_len", "mem_len", "clamp_len", "same_length")  # of a training
 
 
 @dataclass
@@ -193,3 +194,8 @@ class Project:
                     f"{chosen[name].value} is given ({chosen[name].origin}); leave {name} out."
                 )
         return chosen
+
+
+def lengths(stored: Settings) -> str:
+    """The lengths of a training, for notes."""
+    return ", ".join(f"{name} {shown(stored.get(name))}" for name in LENGTHS)

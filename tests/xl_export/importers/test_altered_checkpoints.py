@@ -18,11 +18,11 @@ from tests.commands import xl
 from tests.xl_export.importers.oracles import DATA, assert_same_tensors, read
 from tests.xl_export.importers.tensorflow_variables import variables_of
 from trainer.run.checkpoint import load_run
-from xl_export.importers import kimiyoung
 from xl_export.importers.formats import open_source
 from xl_export.importers.pickle.read import read_pickle
 from xl_export.importers.pickle.values import Foreign
 from xl_export.importers.shared.checkpoint import Source
+from xl_export.importers.shared.pickled_module import module_tensors
 
 WORDS = DATA / "kimiyoung-wt103-large"
 FOLDERS = {
@@ -173,7 +173,7 @@ def shared(state: dict[str, Tensor]) -> dict[str, Tensor]:
 @pytest.mark.parametrize("damage", [False, True])
 def test_shared_output_projections_are_those_of_the_input(damage: bool) -> None:
     """NVIDIA's large model lists its input projections a second time, as `crit.shared_out_projs`."""
-    state = shared(dict(kimiyoung.module_tensors(whole("kimiyoung").content, WORDS)))
+    state = shared(dict(module_tensors(whole("kimiyoung").content, WORDS)))
     if damage:
         state["crit.shared_out_projs.2"] += 1
     model = json.loads((WORDS / "config.json").read_text())["model"]

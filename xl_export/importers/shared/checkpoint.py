@@ -25,9 +25,11 @@ from xl_export.importers.shared.vocabularies import IDS
 class Source:
     """A checkpoint that was opened and read, but not yet understood."""
 
-    path: Path  # the file, or the folder if the format is a folder
-    content: Any  # plain data and tensors of that file
-    # The files that were read, by role, if there is more than one.
+    #: File, or folder if the format is a folder.
+    path: Path
+    #: Plain data and tensors of that file.
+    content: Any
+    #: The files that were read, by role, if there is more than one.
     files: dict[str, Path] = field(default_factory=dict)
 
 
@@ -35,11 +37,12 @@ class Source:
 class ImportOptions:
     """Options that the user chose for one import."""
 
-    # Settings that replace the project's, by name.
+    #: Settings that replace the project's, by name.
     settings: Mapping[str, Setting] = field(default_factory=dict)
-    # The file of the vocabulary; None searches the folder of the checkpoint.
+    #: The file of the vocabulary; None searches the folder of the checkpoint.
     vocab: Path | None = None
-    allow_nonfinite: bool = False  # whether weights may be NaN or infinite
+    #: Whether weights may be NaN or infinite.
+    allow_nonfinite: bool = False
 
     def chosen(self, name: str) -> Any:
         """Returns the value that the user chose for a setting; None if it was not chosen."""
@@ -77,13 +80,17 @@ class Checkpoint:
     """A model of another project, expressed as a model of this one."""
 
     config: ModelConfig
-    tensors: dict[str, Tensor]  # the tensors of `trainer.model.model.LanguageModel` by name
+    #: Tensors of `trainer.model.model.LanguageModel` by name.
+    tensors: dict[str, Tensor]
     rule: MemoryRule
     vocab: Vocab
-    settings: dict[str, Setting]  # the settings of the evaluation by name
-    files: dict[str, Path]  # the files that were read, by role
-    notes: tuple[str, ...] = ()  # sentences on decisions, and on differences from the other project
-    # The training configuration, if the checkpoint is a run of this project.
+    #: Settings of the evaluation by name.
+    settings: dict[str, Setting]
+    #: Files that were read, by role.
+    files: dict[str, Path]
+    #: Sentences on decisions, and on differences from the other project.
+    notes: tuple[str, ...] = ()
+    #: The training configuration, if the checkpoint is a run of this project.
     run: TrainConfig | None = None
 
     @property

@@ -25,13 +25,16 @@ class Settings:
     show them.
     """
 
-    # The project's own `mem_len`; its mask decides whether the own token counts.
+    #: The project's own `mem_len`; its mask decides whether the own token counts.
     mem_len: int | None = None
-    segment: int | None = None  # tokens of one step (`tgt_len`, `block_sz`)
-    mask: Mask | None = None  # `same-length` (the flag `same_length`) or `full`
-    # The largest distance with its own position; 0 or -1 for no clamp.
+    #: Number of tokens in one step (`tgt_len`, `block_sz`).
+    segment: int | None = None
+    #: `same-length` (the flag `same_length`) or `full`.
+    mask: Mask | None = None
+    #: The largest distance with its own position; 0 or -1 for no clamp.
     clamp_len: int | None = None
-    ramp: int | None = None  # the width of the soft edge of adaptive spans (`adapt_span_ramp`)
+    #: Width of the soft edge of adaptive spans (`adapt_span_ramp`).
+    ramp: int | None = None
     n_head: int | None = None
     cutoffs: tuple[int, ...] | None = None
     pre_lnorm: bool | None = None
@@ -98,10 +101,20 @@ class Setting:
     """One value of a setting."""
 
     value: Any
+    #: An option, a file, the checkpoint, or what was published.
     origin: str
-    """An option, a file, the checkpoint, or what was published."""
+    #: The row of `PUBLISHED` that it is from; None for any other origin.
     model: str | None = None
-    """The row of `PUBLISHED` that it is from; None for any other origin."""
+
+
+def of_last_run(stored: Mapping[str, Any], *, origin: str) -> dict[str, Setting]:
+    """The evaluation in the settings of a model, in kimiyoung's words."""
+    return {
+        "mem_len": Setting(stored["mem_len"], origin),
+        "segment": Setting(stored.get("tgt_len"), origin),
+        "mask": Setting("same-length" if stored["same_length"] else "full", origin),
+        "clamp_len": Setting(max(stored["clamp_len"], 0), origin),
+    }
 
 
 def memory_rule(
@@ -139,7 +152,7 @@ class Published:
     segment: int
     mem_len: int
     clamp_len: int
-    # Layers and d_model; several models may share one evaluation.
+    #: Layers and d_model; several models may share one evaluation.
     sizes: tuple[tuple[int, int], ...]
 
 

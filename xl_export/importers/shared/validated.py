@@ -146,8 +146,10 @@ class Rule:
     """What one setting of a checkpoint may be."""
 
     accepts: Callable[[Any], bool]
-    expected: str  # the values that `accepts` accepts, for messages
-    required: bool = False  # whether the checkpoint must have it
+    #: The values that `accepts` accepts, for messages.
+    expected: str
+    #: Whether the checkpoint must have the setting.
+    required: bool = False
 
 
 # The settings that a checkpoint may have, by name. A setting is read, compared with what is computed here, or

@@ -20,6 +20,7 @@ from xl_export.importers import formats, kimiyoung
 from xl_export.importers.pickle import read
 from xl_export.importers.pickle.values import Foreign
 from xl_export.importers.shared.checkpoint import ImportOptions
+from xl_export.importers.shared.pickled_module import module_tensors
 from xl_export.importers.shared.state_dict import unwrapped
 
 BYTES = DATA / "kimiyoung-enwik8"
@@ -73,7 +74,7 @@ def test_a_class_of_the_script_itself_is_a_model_too(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_brain_floats_that_are_not_contiguous(tmp_path: Path) -> None:
-    state = dict(kimiyoung.module_tensors(read.read_pickle(BYTES / "model.pt"), BYTES))
+    state = dict(module_tensors(read.read_pickle(BYTES / "model.pt"), BYTES))
     turned = {
         key: x.bfloat16().T.contiguous().T if x.dim() == 2 else x.bfloat16() for key, x in state.items()
     }

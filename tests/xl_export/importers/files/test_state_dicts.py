@@ -17,8 +17,8 @@ from tests.commands import refused, xl
 from tests.nightly import every
 from tests.xl_export.importers.oracles import DATA, assert_same_tensors, read
 from xl_export.importers.formats import open_source, recognise
-from xl_export.importers.kimiyoung import module_tensors
 from xl_export.importers.pickle.read import read_pickle
+from xl_export.importers.shared.pickled_module import module_tensors
 
 LARGE, NVIDIA, SPAN = (
     DATA / "kimiyoung-wt103-large",
