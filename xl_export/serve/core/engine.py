@@ -27,7 +27,7 @@ LOG = logging.getLogger(__name__)
 LOST = "the engine has ended by a fault of its own; see the server's log, and start it again."
 # Seconds between two deliveries if steps are shorter. Each delivery wakes the event loop, which then contends
 # for Python's lock: with one for each token, the only stream of a small model had a quarter fewer tokens.
-DELIVERY_GAP_SECONDS = 0.001
+DELIVERY_GAP_SECONDS = 0.002
 # Bounds of Retry-After.
 MIN_RETRY_SECONDS = 1.0
 MAX_RETRY_SECONDS = 60.0
