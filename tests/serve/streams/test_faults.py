@@ -10,6 +10,8 @@ import resource
 import shutil
 import signal
 import sqlite3
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -328,3 +330,52 @@ def test_files_that_cannot_grow_lose_nothing(
             break
         size += step
     assert refused >= (1 if inline == 0 else 3)
+
+
+FSYNC = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <unistd.h>
+static int fails(void) { return access(getenv("FAILING"), F_OK) == 0 ? (errno = EIO, 1) : 0; }
+int fsync(int fd) { return fails() ? -1 : ((int (*)(int))dlsym(RTLD_NEXT, "fsync"))(fd); }
+int fdatasync(int fd) { return fails() ? -1 : ((int (*)(int))dlsym(RTLD_NEXT, "fdatasync"))(fd); }
+"""
+REFUSED = """
+import os, shutil, sys
+from pathlib import Path
+import numpy as np
+import runtimes
+from xl_export.serve.core.settings import StoreSettings
+from xl_export.serve.core.state import StreamState
+from xl_export.serve.streams.database import UnwritableError
+from xl_export.serve.streams.store import StreamStore
+folder, artefact, failing = Path(sys.argv[1]), sys.argv[2], os.environ["FAILING"]
+fresh = StreamState.begin(runtimes.open_session(artefact, threads=1))
+store = StreamStore(folder, StoreSettings(flush=True))
+name = store.create("anna", fresh).id
+later = fresh.memory.copy()
+later.positions[:] = 3
+Path(failing).touch()
+try:
+    with store.operation(name, "anna") as operation:
+        state = StreamState(memory=later, logits=None, tail=np.arange(3), written=3)
+        operation.commit(state, appended=np.arange(3))
+except UnwritableError:
+    shutil.copytree(folder, sys.argv[3])
+    os.unlink(failing)
+    print([StreamStore(Path(sys.argv[3]), StoreSettings()).find(name, "anna").position])
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None or sys.platform != "linux", reason="it needs a C compiler")
+def test_what_could_not_be_flushed_does_not_come_back(artefacts: dict[str, Path], tmp_path: Path) -> None:
+    """SQLite's log has all of it then, and a kill follows."""
+    (tmp_path / "fsync.c").write_text(FSYNC)
+    shim = tmp_path / "fsync.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", shim, tmp_path / "fsync.c", "-ldl"], check=True)
+    command = [sys.executable, "-c", REFUSED, tmp_path / "state", artefacts["ring"], tmp_path / "killed"]
+    setting = {**os.environ, "LD_PRELOAD": str(shim), "FAILING": str(tmp_path / "failing")}
+    done = subprocess.run(command, env=setting, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "[0]\n", done.stdout + done.stderr

@@ -380,13 +380,14 @@ class Database:
             try:
                 yield self._sql
                 self._sql.execute("COMMIT")
-            except BaseException:
+            except BaseException as error:
                 with contextlib.suppress(sqlite3.Error):
                     if self._sql.in_transaction:
                         self._sql.execute("ROLLBACK")
-                    # If the disk failed while COMMIT flushed the log, the log has the whole transaction. A
-                    # restart would then do what was refused here.
-                    self._sql.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                    if isinstance(error, sqlite3.OperationalError):
+                        # If the disk failed while COMMIT flushed the log, the log has the whole transaction,
+                        # and a restart would do what is refused here. Any other one takes its place there.
+                        self._sql.execute(f"PRAGMA user_version = {VERSION}")
                 raise
 
     @contextlib.contextmanager
