@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import platform
 import shlex
 import sys
@@ -11,6 +12,14 @@ from importlib.util import find_spec
 
 # The modules of packages whose names differ in more than a hyphen.
 MODULES = {"cuda-bindings": "cuda"}
+COMPARISONS = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">=": operator.ge,
+    ">": operator.gt,
+    "<=": operator.le,
+    "<": operator.lt,
+}
 OF_CPUS = (
     ", with `--extra-index-url https://download.pytorch.org/whl/cpu` on a machine without an NVIDIA GPU, or "
     "pip takes gigabytes of CUDA"
@@ -68,12 +77,10 @@ def _applies(marker: str, extra: str) -> bool:
     }
     clauses = [part.strip("() ").split(" ") for part in marker.split(" and ")] if marker else []
     return any(name == "extra" for name, *_ in clauses) and all(
-        _holds(facts[name], operator, value.strip("\"'")) for name, operator, value in clauses
+        _holds(facts[name], comparison, value.strip("\"'")) for name, comparison, value in clauses
     )
 
 
-def _holds(fact: str, operator: str, value: str) -> bool:
-    if operator in ("==", "!="):
-        return (fact == value) == (operator == "==")
-    ours, theirs = ([int(part) for part in text.split(".")] for text in (fact, value))
-    return ours >= theirs if operator == ">=" else ours < theirs
+def _holds(fact: str, comparison: str, value: str) -> bool:
+    ours, theirs = ([int(x) if x.isdecimal() else x for x in text.split(".")] for text in (fact, value))
+    return bool(COMPARISONS[comparison](ours, theirs))

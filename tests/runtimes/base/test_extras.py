@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from importlib.metadata import PackageNotFoundError
+from importlib.metadata import PackageNotFoundError, metadata
 
 import pytest
 
@@ -47,3 +47,13 @@ def test_a_checkout_without_metadata_is_installed_with_its_extras(monkeypatch: p
 
     monkeypatch.setattr(extras, "requires", unknown)
     assert extras.command("cpu,export") == "`pip install '.[cpu,export]'` in the checkout of xl-export"
+
+
+def test_every_extra_of_ours_is_understood() -> None:
+    extras_of_ours = metadata("xl-export").get_all("Provides-Extra")
+    assert {"cpu", "serve", "dev"} <= set(extras_of_ours)
+    for extra in extras_of_ours:
+        names = [extras.name_of(line) for line in extras.requirements(extra)]
+        assert all(name.replace("-", "").isalnum() for name in names), names
+    assert len(list(extras.requirements("cpu"))) == 1  # of two, one for each Python
+    assert {"onnxruntime", "torch", "onnx"} <= {extras.name_of(line) for line in extras.requirements("demo")}
