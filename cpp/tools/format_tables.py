@@ -27,6 +27,7 @@ from runtimes.base.sealed import SHA256
 from runtimes.contract.model_facts import SELECTIVE_FROM, SIZES, ModelFacts
 from runtimes.contract.precision import MEMORY_TYPES, MemoryPrecision, Precision
 from runtimes.contract.reference import ReferenceFile, StepReferenceFile
+from runtimes.contract.rule import Mask, MemoryRule
 from runtimes.contract.spec import ANSWERS, FUSED, GRAPH_FILES, REFERENCE, VOCAB, WEIGHTS, Spec, Target
 from runtimes.contract.spec import limits as limits_of
 from runtimes.contract.tensors import (
@@ -115,12 +116,18 @@ def tables() -> dict[str, Any]:
         "max_states": MAX_STATES,
         "max_row_bytes": MAX_ROW_BYTES,
         "memory_types": MEMORY_TYPES,
+        "cuts_change_nothing": {mask: masked(mask).cuts_change_nothing for mask in get_args(Mask)},
         "limits": {" ".join(choice): limits_of(*choice) for choice in choices},
         "graph_files": GRAPH_FILES,
         "external_files": [FUSED, WEIGHTS],
         "needed": [REFERENCE, ANSWERS],
         "vocabulary": VOCAB,
     }
+
+
+def masked(mask: Mask) -> MemoryRule:
+    """A rule with a mask, to ask it about the mask."""
+    return MemoryRule(mem_len=1, segment=1, mask=mask)
 
 
 def named(tensor: Any) -> dict[str, Any]:

@@ -268,7 +268,7 @@ def _unit(vocab: Vocab) -> str:
 def _feeding(score: Score) -> str:
     """What of the settings is not the default of most models."""
     lanes = f"{score.lanes} lane{'s' * (score.lanes != 1)}"
-    mask = [] if score.rule.mask == "same-length" else [f"{score.rule.mask} mask"]
+    mask = [] if score.rule.cuts_change_nothing else [f"{score.rule.mask} mask"]
     return ", ".join([lanes, *mask, *([] if score.memory_carried else ["empty memory in every segment"])])
 
 

@@ -52,9 +52,19 @@ class MemoryRule:
         return 0 if self.include_self else 1
 
     @property
+    def window_grows(self) -> bool:
+        """Whether each token of a segment sees one token more of the past than the token before it."""
+        return self.mask == "full"
+
+    @property
+    def cuts_change_nothing(self) -> bool:
+        """Whether a score does not depend on how its stream is cut into segments."""
+        return not self.window_grows
+
+    @property
     def longest_distance(self) -> int:
         """The largest distance that any token of any segment may see."""
-        return self.mem_len + (self.segment - 1 if self.mask == "full" else 0)
+        return self.mem_len + (self.segment - 1 if self.window_grows else 0)
 
     @property
     def position_rows(self) -> int:
@@ -71,7 +81,7 @@ class MemoryRule:
         0 is the first token of a text; a negative position is padding, which nothing sees. offset: the index
         of the query in its segment. The three broadcast.
         """
-        window = self.mem_len + offset if self.mask == "full" else self.mem_len
+        window = self.mem_len + offset if self.window_grows else self.mem_len
         seen = (distance >= self.nearest) & (distance <= window)
         if self.initial_memory == "masked":
             seen = seen & ((distance <= position) | (distance == 0))

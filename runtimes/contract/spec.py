@@ -204,10 +204,15 @@ class Spec:
         return self.circular and self.target != "web"
 
     @property
+    def cuts_change_nothing(self) -> bool:
+        """Whether no answer depends on how a stream is cut into steps."""
+        return self.rule.cuts_change_nothing and "cuts" not in self.without
+
+    @property
     def pads_right(self) -> bool:
         """Whether the tokens of a step change no answer to the tokens before them: see `Session`."""
         if self.model.positions == "own":
-            return self.rule.mask == "same-length" and "cuts" not in self.without
+            return self.cuts_change_nothing
         return not self.model.positions.endswith(FROM_SEGMENT_END)
 
     @cached_property
@@ -480,5 +485,6 @@ def _may_cut(spec: Spec) -> bool:
     """
     counts = spec.fixed_tokens
     complete = {1, spec.rule.segment} <= set(counts) and counts == tuple(sorted(set(counts)))
-    any_cut = spec.rule.mask == "same-length" and "cuts" not in spec.without
-    return complete and any_cut and spec.fixed_rows is not None and spec.storage == "external"
+    return (
+        complete and spec.cuts_change_nothing and spec.fixed_rows is not None and spec.storage == "external"
+    )

@@ -80,9 +80,7 @@ def refuse_wrong_answers(session: Session, folder: Path, spec: Spec) -> None:
     reference = load_reference(folder, spec)
     segments = _first(reference.segments)
     trials = [(segments, reference.restarts[: len(segments)])]
-    if (
-        spec.rule.mask == "same-length" and "cuts" not in spec.without and not spec.fixed_rows
-    ):  # under the other mask answers depend on how tokens are cut
+    if spec.cuts_change_nothing and not spec.fixed_rows:
         singles = [1] * min(SINGLE_TOKENS, segments[0])  # a row may restart after the first segment
         restarts = np.zeros((len(singles), len(reference.tokens)), bool)
         restarts[0] = reference.restarts[0]

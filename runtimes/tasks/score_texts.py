@@ -160,9 +160,10 @@ class _Scorer:
         """Batches that may be padded where padding changes no score."""
         if not lengths:
             return []
-        # Under the full mask a stream must be cut where it is cut when it is fed alone, so a context may not
-        # be padded on the left.
-        padding = self.session.pads_right and not (contexts and self.session.rule.mask == "full")
+        # If scores depend on the cuts, a stream must be cut where it is cut when it is fed alone, so a
+        # context may not be padded on the left.
+        paddable = self.session.rule.cuts_change_nothing or not contexts
+        padding = self.session.pads_right and paddable
         return make_batches(lengths, self._limits, padding=padding)
 
     def _fed(self, contexts: Sequence[Context]) -> Memory:

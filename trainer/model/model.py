@@ -65,7 +65,7 @@ def visibility_of(
     queries = keys[:, M:, None]  # [B, T, 1]
     visible = rule.visible(queries - keys[:, None], queries, columns[M:, None])
     before_start = (keys < 0) if rule.initial_memory == "zeros" else None
-    longest = M if rule.mask == "same-length" else None
+    longest = None if rule.window_grows else M
     return Visibility(visible, before_start, keys[:, M:], attention, longest)
 
 

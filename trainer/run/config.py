@@ -223,12 +223,12 @@ class TrainConfig:
 
     @property
     def validation(self) -> MemoryRule:
-        """The rule of evaluation, in segments as long as those of training where this changes no score.
+        """The rule of evaluation, in segments as long as the training segments if this changes no score.
 
-        A few long steps keep a device busier than many short ones. It changes no score under the same-length
-        mask, unless positions count from the end of the segment.
+        A few long steps keep a device busier than many short ones. If positions count from the end of the
+        segment, its length changes the scores.
         """
-        if self.evaluation.mask != "same-length" or self.model.from_segment_end:
+        if not self.evaluation.cuts_change_nothing or self.model.from_segment_end:
             return self.evaluation
         T = max(self.training.segment, self.evaluation.segment)
         return dataclasses.replace(self.evaluation, segment=T)

@@ -344,6 +344,7 @@ export const TABLES = {
   "max_states": 16384,
   "max_row_bytes": 1000000000000,
   "memory_types": {"fp32": "float32", "fp16": "float16", "int8": "int8"},
+  "cuts_change_nothing": {"same-length": true, "full": false},
   "limits": {
     "fp32 fp32 onnxruntime": ["exported", 0.0001, 0.0001],
     "fp32 fp32 tensorrt": ["exported", 0.0001, 0.0001],

@@ -124,7 +124,7 @@ function contradiction(spec) {
     counts.includes(rule.segment) &&
     rows &&
     storage === "external" &&
-    rule.mask === "same-length" &&
+    TABLES.cuts_change_nothing[rule.mask] &&
     !without.includes("cuts");
   const graphs = [
     ...TABLES.graph_files[storage],

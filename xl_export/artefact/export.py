@@ -228,8 +228,8 @@ def needs_shift(rule: MemoryRule, model: ModelConfig, exporter: Exporter) -> str
 
     TensorRT writes no segment across the end of a ring, so sessions cut segments there.
     """
-    if rule.mask == "full":
-        return "with --mask full the scores depend on where segments are cut"
+    if not rule.cuts_change_nothing:
+        return f"with --mask {rule.mask} the scores depend on where segments are cut"
     if model.from_segment_end:
         return "the positions of this model count from the end of the segment"
     if exporter == "trace":

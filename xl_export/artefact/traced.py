@@ -280,7 +280,7 @@ def fixed_tokens(spec: Spec, rows: int | None, tokens: Collection[int] | None) -
             f"them, or only {T}."
         )
     counts = tuple(sorted(set(given)))
-    if spec.rule.mask != "same-length":
+    if not spec.rule.cuts_change_nothing:
         raise ConfigError(
             f"tokens is {_listed(counts)}, so a session cuts steps, and under the mask {spec.rule.mask} the "
             "answers depend on the cuts; give the mask same-length, or leave tokens out."

@@ -144,7 +144,7 @@ class FusedStepGraph(StepGraph):
             "head_dim": self.config.head_dim,
             "mem_len": group.rule.mem_len,
             "nearest": group.rule.nearest,
-            "full": int(group.rule.mask == "full"),
+            "full": int(group.rule.window_grows),
             "query_at": at,
             "key_at": keys_at + at,
             "value_at": keys_at + heads * self.config.head_dim + at,

@@ -79,7 +79,7 @@ def visible(
     """`MemoryRule.visible` in the graph: bool [B, 1, T, J]. dtype: the type of the three values."""
     zero = op.constant(dtype(0))
     window = op.constant(dtype(rule.mem_len))
-    if rule.mask == "full":
+    if rule.window_grows:
         window = op.Add(window, offset)
     seen = op.And(
         op.GreaterOrEqual(distance, op.constant(dtype(rule.nearest))), op.LessOrEqual(distance, window)

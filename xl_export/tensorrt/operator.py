@@ -95,7 +95,7 @@ class Attributes:
     def of(cls, rule: MemoryRule, *, persistent: int = 0) -> Attributes:
         """The attributes for a memory rule."""
         return cls(
-            full_mask=int(rule.mask == "full"),
+            full_mask=int(rule.window_grows),
             nearest=rule.nearest,
             initial_masked=int(rule.initial_memory == "masked"),
             persistent=persistent,

@@ -76,7 +76,7 @@ def check_module(
             keeps("padding", _padding, streams)
         if step.moves_every and rule.segment == 1:  # no step could feed a whole segment instead
             _cuts_agree(streams)
-        elif rule.mask == "same-length":
+        elif rule.cuts_change_nothing:
             keeps("cuts", _cuts_agree, streams)
         if FORM_FACTS[form].circular and rule.segment > 1:
             keeps("unequal", _uneven_rows, streams)
@@ -87,7 +87,7 @@ def check_module(
         # A memory that moves a segment at a time has no reach by distance.
         if "cuts" not in unkept and "rows" not in unkept and step.moves_every is None:
             _looks_back(streams)
-        if rule.mask == "full" and rule.segment > 1:
+        if rule.window_grows and rule.segment > 1:
             _cuts_matter(streams)
     return tuple(unkept)
 
@@ -509,7 +509,7 @@ def _padding(streams: _Streams) -> None:
 
 
 def _cuts_agree(streams: _Streams) -> None:
-    """Under same-length, a text in segments and token by token has the same answers, from 0 on and later."""
+    """A text in segments and token by token has the same answers, from position 0 on and later."""
     N = len(streams.tokens)
     cuts = [streams.cut(N), [1, *streams.cut(N - 1)]]
     mend = (
@@ -533,7 +533,7 @@ def _cuts_agree(streams: _Streams) -> None:
 
 
 def _cuts_matter(streams: _Streams) -> None:
-    """Under full, the later tokens of a segment see more than M tokens, and so the cuts matter."""
+    """If the window grows, the later tokens of a segment see more than M tokens, so the cuts matter."""
     N = len(streams.tokens)
     rule = streams.rule
     answers = [

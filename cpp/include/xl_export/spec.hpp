@@ -355,7 +355,8 @@ inline Tensors refuse_contradictions(const Spec& spec, const json::Value& docume
                          });
   const bool cuttable = ascending && spec.fixed_tokens.count(1) && spec.fixed_tokens.count(spec.segment) &&
                         spec.fixed_rows && spec.storage == "external" &&
-                        rule.at("mask").text == "same-length" && !spec.without.count("cuts");
+                        table("cuts_change_nothing").at(rule.at("mask").text).boolean() &&
+                        !spec.without.count("cuts");
   refuse(!counts.empty() && !cuttable, "its steps cannot be cut into its numbers of tokens");
   refuse(spec.fixed_rows && spec.selective, "its graph has fixed sizes and a large vocabulary");
   for (const json::Value& name : table("external_files").items)

@@ -83,9 +83,9 @@ class OrtGpuSession(GraphSession):
         # The output layer of a large vocabulary picks rows by their values (NonZero), which cannot be
         # captured; a traced graph may do the same.
         fixed = not spec.model.selective and spec.exporter == "graph"
-        # Under the mask `full` answers depend on how tokens are cut, so no reference is fed singly, and a
-        # captured step would be compared with nothing. What cannot be checked is not used.
-        checked = spec.rule.mask == "same-length"
+        # If answers depend on how tokens are cut, no reference is fed one token at a time, and a captured
+        # step would be compared with nothing. What cannot be checked is not used.
+        checked = spec.rule.cuts_change_nothing
         #: Whether single tokens are captured as CUDA graphs.
         self.captures = fixed and checked
         #: Where arrays are.
