@@ -198,7 +198,7 @@ class Replica:
         try:
             ask = msgspec.convert(body, StreamRequest)
         except msgspec.ValidationError as error:
-            raise misfit(error, StreamRequest) from None
+            raise misfit(error, StreamRequest, msgspec.json.encode(body)) from None
         if bool(ask.text) + bool(ask.tokens) + (ask.inputs is not None) != 1:
             raise RefusedError(
                 "give either text or tokens, and at least one character or token; or the inputs of a step.",
