@@ -18,6 +18,8 @@ class Range:
     most: float = sys.float_info.max
     exclusive: bool = False
     """Whether `least` itself is outside of the range."""
+    below: bool = False
+    """Whether `most` itself is outside of the range."""
     whole: bool = False
     """Whether only integers are inside; 2.0 is none."""
 
@@ -26,7 +28,8 @@ class Range:
         if isinstance(value, bool) or not isinstance(value, kind):
             return False
         inside: bool = self.least <= value <= self.most  # type: ignore[operator]
-        return inside and not (self.exclusive and value == self.least)
+        excluded = (self.exclusive and value == self.least) or (self.below and value == self.most)
+        return inside and not excluded
 
     def check(self, name: str, value: Any, error: type[UserError] = UserError) -> None:
         """Raises `error`, which names the argument, for a value outside of the range."""
@@ -39,16 +42,18 @@ class Range:
         kind = "a whole number" if self.whole else "a number"
         if self.least == ANY.least:
             return kind if self.whole else "a finite number"
+        most = f"{'below ' * self.below}{_shown(self.most)}"
         if self.exclusive:
             kind += f" above {_shown(self.least)}"
-            return kind if self.most == ANY.most else f"{kind} and at most {_shown(self.most)}"
+            return kind if self.most == ANY.most else f"{kind} and {'at most ' * (not self.below)}{most}"
         if self.most == ANY.most:
             return f"{kind} of at least {_shown(self.least)}"
-        return f"{kind} from {_shown(self.least)} to {_shown(self.most)}"
+        return f"{kind} from {_shown(self.least)} to {most}"
 
 
 def _shown(number: float) -> str:
-    return f"{int(number)}" if number == int(number) else f"{number:g}"
+    is_whole = isinstance(number, int) or (abs(number) < 1e15 and number == int(number))
+    return f"{int(number)}" if is_whole else f"{number:g}"
 
 
 ANY = Range()

@@ -65,10 +65,13 @@ def limits(hint: Any) -> tuple[Any, list[Range | Word]]:
     return plain, [each for each in more if isinstance(each, Range | Word)]
 
 
-def refuse_out_of_range(record: Any) -> None:
-    """Raises ConfigError for a number of a dataclass that is out of the range of its type."""
+def refuse_out_of_range(record: Any, section: str = "") -> None:
+    """Raises ConfigError for a number of a dataclass that is out of the range of its type.
+
+    section: goes before the name of the field in the message, such as `model.`.
+    """
     for name, hint in type_hints(type(record)).items():  # type: ignore[arg-type]
-        _refuse_beyond(hint, getattr(record, name), where=name)
+        _refuse_beyond(hint, getattr(record, name), where=f"{section}{name}")
 
 
 def _refuse_beyond(hint: Any, value: Any, *, where: str) -> None:
@@ -81,9 +84,10 @@ def _refuse_beyond(hint: Any, value: Any, *, where: str) -> None:
         for item in value:
             _refuse_beyond(args[0], item, where=where)
     elif typing.get_origin(plain) in UNIONS and value is not None:
-        for arg in args:
-            if limits(arg)[0] is type(value):
-                _refuse_beyond(arg, value, where=where)
+        kinds = [arg for arg in args if arg is not type(None)]
+        for kind in kinds:
+            if len(kinds) == 1 or limits(kind)[0] is type(value):
+                _refuse_beyond(kind, value, where=where)
 
 
 def json_text(value: Any, **options: Any) -> str:

@@ -4,33 +4,14 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 from runtimes.base.errors import ConfigError
 from runtimes.base.ranges import Range
-from runtimes.base.records import type_hints
-from runtimes.contract.model_facts import MAX_LAYERS, MAX_SIZE, Sublayers
-from runtimes.contract.rule import MAX_LENGTH
+from runtimes.base.records import refuse_out_of_range
+from runtimes.contract.model_facts import MAX_LAYERS, Positive, Size, Sublayers
 
-SIZES = f"1 to {MAX_SIZE:,}"
-
-
-def refuse_outside(record: object, section: str = "", **ranges: str) -> None:
-    """Raises ConfigError for a number of a record that is outside of its range; null is inside of all.
-
-    section: goes before the key in the message. ranges: such as `1 to 9`, `above 0 to 1` or `0 to below 1`.
-    """
-    for name, expected in ranges.items():
-        value = getattr(record, name)
-        least, most = expected.replace(",", "").split(" to ")
-        if value is None:
-            continue
-        kind = type_hints(type(record))[name]  # type: ignore[arg-type]
-        Range(whole=float not in (kind, *get_args(kind))).check(f"{section}{name}", value, ConfigError)
-        inside = value > float(least[6:]) if least.startswith("above ") else value >= float(least)
-        inside &= value < float(most[6:]) if most.startswith("below ") else value <= float(most)
-        if not inside:
-            raise ConfigError(f"{section}{name} is {value}; expected {expected}.")
+Share = Annotated[float, Range(0, 1, below=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,19 +21,22 @@ class VocabularyConfig:
     Source: Grave et al. 2017; Baevski and Auli 2019.
     """
 
-    # First token of each tail cluster, ascending; empty for a plain softmax.
+    #: First token of each tail cluster, ascending; empty for a plain softmax.
     cutoffs: tuple[int, ...] = ()
-    d_embed: int = 0  # width of the first cluster; 0 for d_model
-    # Cluster i is d_embed // div_val**i wide. A cluster is projected to d_model unless it has that width and
-    # div_val is 1.
-    div_val: int = 1
-    # Whether a cluster of width d_model is projected if div_val is not 1; the TensorFlow code of Dai et al.
-    # can leave this projection out.
+    #: Width of the first cluster; 0 for d_model.
+    d_embed: Size = 0
+    #: Cluster i is d_embed // div_val**i wide. A cluster is projected to d_model unless it has that width and
+    #: div_val is 1.
+    div_val: Positive = 1
+    #: Whether a cluster of width d_model is projected if div_val is not 1; the TensorFlow code of Dai et al.
+    #: can leave this projection out.
     project_same_width: bool = True
-    tie_weights: bool = True  # input and output share their tables
-    # For each cluster, whether input and output share its projection; empty when all do.
+    #: Input and output share their tables.
+    tie_weights: bool = True
+    #: For each cluster, whether input and output share its projection; empty when all do.
     tie_projections: tuple[bool, ...] = ()
-    scale: bool = True  # embeddings are multiplied by sqrt(d_model)
+    #: Embeddings are multiplied by sqrt(d_model).
+    scale: bool = True
 
     def __post_init__(self) -> None:
         if any(first >= second for first, second in itertools.pairwise((0, *self.cutoffs))):
@@ -60,7 +44,7 @@ class VocabularyConfig:
                 f"vocabulary.cutoffs is {list(self.cutoffs)!s:.80}; expected positive token ids in "
                 "ascending order."
             )
-        refuse_outside(self, "vocabulary.", d_embed=f"0 to {MAX_SIZE:,}", div_val=SIZES)
+        refuse_out_of_range(self, "vocabulary.")
         if len(self.tie_projections) not in (0, len(self.cutoffs) + 1):
             raise ConfigError(
                 f"vocabulary.tie_projections has {len(self.tie_projections)} entries; expected one for each "
@@ -86,31 +70,33 @@ class Cluster:
 class SpanConfig:
     """Adaptive attention span (Sukhbaatar et al. 2019a, section 3.2; 2019b, section 5.1)."""
 
-    maximum: int  # the longest span that a head can learn, in tokens (S)
-    ramp: int = 32  # width of the soft edge, in tokens (R)
-    penalty: float = 0.0  # the coefficient of the span loss
-    initial: float = 0.0  # the spans at the start of training, as a share of the maximum
-    # Added to the sum that masked weights are divided by; the public code of the paper adds 1e-8. A head
-    # whose softmax lies almost wholly outside its span then answers with less than one full weight, so an
-    # imported model needs it to give its project's scores.
-    epsilon: float = 0.0
+    #: The longest span that a head can learn, in tokens (S).
+    maximum: Positive
+    #: Width of the soft edge, in tokens (R).
+    ramp: Positive = 32
+    #: The coefficient of the span loss.
+    penalty: Annotated[float, Range(0, 1e30)] = 0.0
+    #: The spans at the start of training, as a share of the maximum.
+    initial: Annotated[float, Range(0, 1)] = 0.0
+    #: Added to the sum that masked weights are divided by; the public code of the paper adds 1e-8. A head
+    #: whose softmax lies almost wholly outside its span then answers with less than one full weight, so an
+    #: imported model needs it to give its project's scores.
+    epsilon: Share = 0.0
 
     def __post_init__(self) -> None:
-        lengths = f"1 to {MAX_LENGTH:,}"
-        refuse_outside(self, "span.", maximum=lengths, ramp=lengths, penalty="0 to 1e30")
-        refuse_outside(self, "span.", initial="0 to 1", epsilon="0 to below 1")
+        refuse_out_of_range(self, "span.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveConfig:
     """What training minimises besides the mean negative log-likelihood of every position."""
 
-    # Only the second half of each segment counts (the `half` rows of Dai et al. 2019, Table 6).
+    #: Only the second half of each segment counts (the `half` rows of Dai et al. 2019, Table 6).
     half: bool = False
-    # Every layer predicts the next token too; layer l of L does until l / 2L of the training is done.
+    #: Every layer predicts the next token too; layer l of L does until l / 2L of the training is done.
     intermediate: bool = False
-    # The token after the next one is predicted too, at half weight (both Al-Rfou et al. 2018, section 3). The
-    # extra classifiers are used in training only.
+    #: The token after the next one is predicted too, at half weight (both Al-Rfou et al. 2018, section 3).
+    #: The extra classifiers are used in training only.
     second_target: bool = False
 
 
@@ -118,11 +104,11 @@ class ObjectiveConfig:
 class ModelConfig:
     """A language model with segment recurrence, of either paper or one of their baselines."""
 
-    layers: int
-    d_model: int
-    heads: int
-    head_dim: int
-    d_ff: int = 0
+    layers: Annotated[int, Range(1, MAX_LAYERS, whole=True)]
+    d_model: Positive
+    heads: Positive
+    head_dim: Positive
+    d_ff: Size = 0
     positions: str = "relative"
     """The kind of position, one of `trainer.model.positions.KINDS`: `relative` (Dai et al. 2019, section
     3.3), `shaw` (Shaw et al. 2018: a learned vector for each distance, layer and head), `learned`
@@ -130,7 +116,7 @@ class ModelConfig:
     sinusoids added to the input) or `per-layer` (Al-Rfou et al. 2018: learned vectors added to every
     layer's input). Options that the kind does not take are refused when the model is made.
     """
-    context: int = 0
+    context: Size = 0
     """Rows of the position table; 0 for `relative`. Longer distances use the last row. Positions that are
     added to the input start again after the last row.
     """
@@ -145,11 +131,11 @@ class ModelConfig:
     tie_biases: bool = True
     """All layers share one u and v."""
     pre_norm: bool = False
-    """LayerNorm stands before each sublayer instead of after it."""
+    """LayerNorm is before each sublayer instead of after it."""
     query_norm: bool = True
     """Under pre_norm, queries are computed from normalised inputs too."""
-    norm_epsilon: float = 1e-5
-    """Of every LayerNorm."""
+    norm_epsilon: Annotated[float, Range(0, 1, exclusive=True, below=True)] = 1e-5
+    """Epsilon of every LayerNorm."""
     sublayers: Sublayers = "feed-forward"
     """`feed-forward` for attention and a feed-forward network. The other choices have persistent vectors in
     the place of the network (Sukhbaatar et al. 2019b): `all-attention` (one softmax over context and
@@ -158,7 +144,7 @@ class ModelConfig:
     attn-split, but not split into heads) and `ff-attn` (a feed-forward network with softmax in the place
     of ReLU).
     """
-    persistent: int = 0
+    persistent: Size = 0
     """Vectors in each layer and head (N)."""
     span: SpanConfig | None = None
     """Adaptive spans, or null."""
@@ -170,37 +156,23 @@ class ModelConfig:
     and embeddings from Normal(0, 1), which are PyTorch's defaults and those of the public code of
     Sukhbaatar et al.
     """
-    dropout: float = 0.0
-    """Of sublayers' outputs, position vectors and the last layer's output."""
-    attention_dropout: float = 0.0
-    """Of attention weights."""
-    embedding_dropout: float | None = None
-    """Of the embedding; `dropout` when null."""
-    inner_dropout: float | None = None
-    """Within the feed-forward network; `dropout` when null."""
-    output_dropout: float | None = None
-    """Of the last layer's output; `dropout` when null."""
+    dropout: Share = 0.0
+    """Dropout of sublayers' outputs, position vectors and the last layer's output."""
+    attention_dropout: Share = 0.0
+    """Dropout of attention weights."""
+    embedding_dropout: Share | None = None
+    """Dropout of the embedding; `dropout` when null."""
+    inner_dropout: Share | None = None
+    """Dropout within the feed-forward network; `dropout` when null."""
+    output_dropout: Share | None = None
+    """Dropout of the last layer's output; `dropout` when null."""
     variational_dropout: bool = False
     """One mask for all positions of a segment."""
-    vocab_size: int = 0
+    vocab_size: Size = 0
     """0 until the text has decided it."""
 
     def __post_init__(self) -> None:
-        refuse_outside(
-            self,
-            "model.",
-            layers=f"1 to {MAX_LAYERS:,}",
-            d_model=SIZES,
-            heads=SIZES,
-            head_dim=SIZES,
-            vocab_size=f"0 to {MAX_SIZE:,}",
-            norm_epsilon="above 0 to below 1",
-            dropout="0 to below 1",
-            attention_dropout="0 to below 1",
-            embedding_dropout="0 to below 1",
-            inner_dropout="0 to below 1",
-            output_dropout="0 to below 1",
-        )
+        refuse_out_of_range(self, "model.")
         self._check_sublayers()
         narrowest = (self.vocabulary.d_embed or self.d_model) // self.vocabulary.div_val ** len(
             self.vocabulary.cutoffs
@@ -219,11 +191,11 @@ class ModelConfig:
 
     def _check_sublayers(self) -> None:
         if self.sublayers == "feed-forward":
-            fits = 1 <= self.d_ff <= MAX_SIZE and self.persistent == 0
-            expected = f"a d_ff of 1 to {MAX_SIZE} and no persistent vectors"
+            fits = self.d_ff >= 1 and self.persistent == 0
+            expected = "a d_ff of at least 1 and no persistent vectors"
         else:
-            fits = 1 <= self.persistent <= MAX_SIZE and self.d_ff == 0
-            expected = f"1 to {MAX_SIZE} persistent vectors and no d_ff"
+            fits = self.persistent >= 1 and self.d_ff == 0
+            expected = "at least 1 persistent vector and no d_ff"
         if not fits:
             raise ConfigError(
                 f"model.d_ff is {self.d_ff} and model.persistent is {self.persistent}; {self.sublayers} "

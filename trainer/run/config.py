@@ -7,19 +7,19 @@ import difflib
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from runtimes.base.errors import ConfigError
 from runtimes.base.files import read_json
-from runtimes.base.records import from_json
+from runtimes.base.ranges import Range
+from runtimes.base.records import from_json, refuse_out_of_range
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.sampling import SAMPLING, Sampler, read_sampling
-from trainer.model.config import ModelConfig, refuse_outside
+from trainer.model.config import ModelConfig
 from trainer.run.choices import CorpusName, refuse_vocab_name
-from trainer.run.optimizer_config import OptimizerConfig, ScheduleConfig
+from trainer.run.optimizer_config import Count, OptimizerConfig, PositiveCount, ScheduleConfig
 
 BUILT_IN = Path(__file__).parents[1] / "configs"
-MANY = 1 << 40  # more than any training does
 Schedule = tuple[tuple[int, int], ...]  # [step, value] pairs
 
 
@@ -35,17 +35,18 @@ def built_in() -> dict[str, Path]:
 class Averaging:
     """When the average of the weights begins. Exactly one of the two must be given."""
 
-    start_step: int | None = None  # the weights after every later step are averaged
-    # The average begins at the first validation that is worse than the best of those more than `patience`
-    # validations before it (Merity et al. 2018, section 3, where patience is 5).
-    patience: int | None = None
+    #: Step after which the weights of every step are averaged.
+    start_step: Count | None = None
+    #: The average begins at the first validation that is worse than the best validation more than `patience`
+    #: validations before it (Merity et al. 2018, section 3, with a patience of 5).
+    patience: Count | None = None
 
     def __post_init__(self) -> None:
         if (self.start_step is None) == (self.patience is None):
             raise ConfigError(
                 "averaging has both start_step and patience, or neither; give exactly one of them."
             )
-        refuse_outside(self, "averaging.", start_step=f"0 to {MANY:,}", patience=f"0 to {MANY:,}")
+        refuse_out_of_range(self, "averaging.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +74,9 @@ class TrainConfig:
     """Tokens are bytes (`byte`), characters (`char`), words (`word`) or byte-level BPE subwords (`subword`)
     of the text, or those of the vocabulary in a file of this path.
     """
-    min_count: int = 1
+    min_count: PositiveCount = 1
     """Rarer words are not in a vocabulary of words."""
-    max_size: int | None = None
+    max_size: Annotated[int, Range(2, 1 << 24, whole=True)] | None = None
     """The most tokens of a vocabulary of words (null for all) or subwords (null for 4,096)."""
     text: str | None = None
     """Path of a text file; null for the built-in text."""
@@ -85,11 +86,11 @@ class TrainConfig:
     """Folder of the run whose best weights training starts from (fine-tuning); null for random weights. It is
     read only when the run is made, not when it is resumed.
     """
-    batch: int = 16
+    batch: PositiveCount = 16
     """Lanes (B), each of which reads a contiguous part of the text."""
-    accumulate: int = 1
+    accumulate: PositiveCount = 1
     """A step computes its lanes in that many parts, one after the other, and adds up their gradients."""
-    steps: int = 1000
+    steps: PositiveCount = 1000
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """How a gradient changes the weights."""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
@@ -98,17 +99,17 @@ class TrainConfig:
     """Precision of the forward and backward pass; fp16 scales the loss. Weights and memory stay fp32."""
     averaging: Averaging | None = None
     """The mean of the weights is validated and exported; null for the weights themselves."""
-    patience: int = 0
+    patience: Count = 0
     """Training ends when this many validations in a row were no better than the best; 0 for never."""
-    seed: int = 0
-    log_every: int = 20
-    validate_every: int = 200
+    seed: Annotated[int, Range(0, (1 << 63) - 1, whole=True)] = 0
+    log_every: PositiveCount = 20
+    validate_every: PositiveCount = 200
     """Steps between two validations."""
-    validate_tokens: int | None = 1 << 19
+    validate_tokens: PositiveCount | None = 1 << 19
     """The most tokens of the held-out text that such a validation predicts, always the first ones; null for
     all. After the last step, the best weights are scored on all of them.
     """
-    checkpoint_every: int = 100
+    checkpoint_every: PositiveCount = 100
     device: Literal["cpu", "cuda", "mps"] = "cpu"
     """Where the model is trained; of several processes, each takes a GPU, or all share the CPU. `mps` is the
     GPU of an Apple computer, for one process.
@@ -117,11 +118,11 @@ class TrainConfig:
     """What each of several processes keeps of the weights and the optimiser's state: `ddp` all of them,
     `fsdp` a part (PyTorch's FSDP2), for models beyond one device.
     """
-    threads: int = 0
+    threads: Annotated[int, Range(0, 1024, whole=True)] = 0
     """CPU threads; 0 for PyTorch's choice."""
     sampling: Sampler = field(default_factory=lambda: Sampler(top_k=40))  # Dai et al. 2019, Appendix E
     """How tokens are drawn, here and by default from the exported model."""
-    sample_tokens: int = 64
+    sample_tokens: Annotated[int, Range(0, 1 << 20, whole=True)] = 64
     """Length of the text that each validation generates after the beginning of the held-out text; 0
     for none.
     """
@@ -129,7 +130,7 @@ class TrainConfig:
     """Whether metrics are also written as TensorBoard events, to the run's folder `tensorboard`."""
     wandb: bool = False
     """Whether metrics are also sent to Weights & Biases."""
-    peak_tflops: float | None = None
+    peak_tflops: Annotated[float, Range(0, 1e9, exclusive=True)] | None = None
     """The operations that the device of one process can do, in 10^12 a second, of which metrics tell the
     share; null to measure a CPU or look up a GPU.
     """
@@ -143,23 +144,7 @@ class TrainConfig:
     """
 
     def __post_init__(self) -> None:
-        refuse_outside(
-            self,
-            min_count=f"1 to {MANY:,}",
-            max_size=f"2 to {1 << 24:,}",
-            batch=f"1 to {MANY:,}",
-            accumulate=f"1 to {MANY:,}",
-            steps=f"1 to {MANY:,}",
-            patience=f"0 to {MANY:,}",
-            seed=f"0 to below {1 << 63:,}",
-            log_every=f"1 to {MANY:,}",
-            validate_every=f"1 to {MANY:,}",
-            validate_tokens=f"1 to {MANY:,}",
-            checkpoint_every=f"1 to {MANY:,}",
-            threads="0 to 1,024",
-            sample_tokens=f"0 to {1 << 20:,}",
-            peak_tflops="above 0 to 1e9",
-        )
+        refuse_out_of_range(self)
         refuse_vocab_name(self.vocab)
         if self.batch % self.accumulate:
             raise ConfigError(

@@ -3,42 +3,41 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from runtimes.base.errors import ConfigError
-from trainer.model.config import refuse_outside
+from runtimes.base.ranges import Range
+from runtimes.base.records import refuse_out_of_range
+from trainer.model.config import Share
+
+MANY = 1 << 40  # more than any training does
+Count = Annotated[int, Range(0, MANY, whole=True)]
+PositiveCount = Annotated[int, Range(1, MANY, whole=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """How a gradient changes the weights. `trainer/training/optimizer.py` says what each kind computes."""
 
-    # `adam`, `adamw` (Adam with decoupled weight decay) or `adagrad`.
+    #: `adam`, `adamw` (Adam with decoupled weight decay) or `adagrad`.
     kind: Literal["adam", "adamw", "adagrad"] = "adam"
-    lr: float = 2.5e-4  # the highest learning rate, which `schedule` changes
-    # How much of the mean and of the mean square of the gradients Adam keeps from one step to the next.
-    betas: tuple[float, ...] = (0.9, 0.999)
-    # Added to the root that the step is divided by; null for 1e-8, and for 1e-10 with adagrad.
-    epsilon: float | None = None
-    # A step multiplies weights by 1 - lr * weight_decay (adamw only). It concerns matrices, and no bias, norm
-    # or span.
-    weight_decay: float = 0.0
-    # The largest norm of the gradient of all parameters; with adagrad, of each tensor by itself.
-    clip: float = 0.25
+    #: The highest learning rate, which `schedule` changes. From a larger one than 1e30, optimisers compute
+    #: numbers beyond fp32.
+    lr: Annotated[float, Range(0, 1e30, exclusive=True)] = 2.5e-4
+    #: How much of the mean and of the mean square of the gradients Adam keeps from one step to the next.
+    betas: tuple[Share, ...] = (0.9, 0.999)
+    #: Added to the root that the step is divided by; null for 1e-8, and for 1e-10 with adagrad.
+    epsilon: Annotated[float, Range(0, 1, exclusive=True)] | None = None
+    #: A step multiplies matrices by 1 - lr * weight_decay (adamw only), but no bias, norm or span.
+    weight_decay: Annotated[float, Range(0, 1e6)] = 0.0
+    #: The largest norm of the gradient of all parameters; with adagrad, of each tensor by itself.
+    clip: Annotated[float, Range(0, 1e308, exclusive=True)] = 0.25
 
     def __post_init__(self) -> None:
-        refuse_outside(
-            self,
-            "optimizer.",
-            lr="above 0 to 1e30",  # from a larger one, optimisers compute numbers beyond fp32
-            clip="above 0 to 1e308",
-            epsilon="above 0 to 1",
-            weight_decay="0 to 1e6",
-        )
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+        refuse_out_of_range(self, "optimizer.")
+        if len(self.betas) != 2:
             raise ConfigError(
-                f"optimizer.betas is {list(self.betas)!s:.80}; expected two numbers from 0 to below 1, such "
-                "as [0.9, 0.999]."
+                f"optimizer.betas is {list(self.betas)!s:.80}; expected two numbers, such as [0.9, 0.999]."
             )
         if self.kind == "adagrad" and tuple(self.betas) != OptimizerConfig.betas:
             raise ConfigError(
@@ -60,24 +59,16 @@ class ScheduleConfig:
     except in the fine-tuning.
     """
 
-    # `cosine` falls to min_lr at the last step; `constant` stays; `inverse-sqrt` falls as 1/√step; `plateau`
-    # is multiplied by plateau_decay when more than plateau_patience validations in a row were no better than
-    # the best.
+    #: `cosine` falls to min_lr at the last step; `constant` stays; `inverse-sqrt` falls as 1/√step; `plateau`
+    #: is multiplied by plateau_decay when more than plateau_patience validations in a row were no better than
+    #: the best.
     kind: Literal["cosine", "plateau", "constant", "inverse-sqrt"] = "cosine"
-    warmup_steps: int = 0
-    min_lr: float = 0.0
-    plateau_patience: int = 0
-    plateau_decay: float = 0.5
-    # The last steps have a tenth of the rate that `kind` gives them (the public code of Sukhbaatar et al.).
-    fine_tune_steps: int = 0
+    warmup_steps: Count = 0
+    min_lr: Annotated[float, Range(0, 1e30)] = 0.0
+    plateau_patience: Count = 0
+    plateau_decay: Annotated[float, Range(0, 1, exclusive=True, below=True)] = 0.5
+    #: The last steps have a tenth of the rate that `kind` gives them (the public code of Sukhbaatar et al.).
+    fine_tune_steps: Count = 0
 
     def __post_init__(self) -> None:
-        refuse_outside(
-            self,
-            "schedule.",
-            warmup_steps=f"0 to {1 << 40:,}",
-            fine_tune_steps=f"0 to {1 << 40:,}",
-            min_lr="0 to 1e30",
-            plateau_decay="above 0 to below 1",
-            plateau_patience=f"0 to {1 << 40:,}",
-        )
+        refuse_out_of_range(self, "schedule.")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import pytest
 
 from runtimes.base.errors import ConfigError
-from runtimes.base.records import to_json
+from runtimes.base.records import UNIONS, limits, to_json, type_hints
 from trainer.run.catalogue import TITLES, catalogue
 from trainer.run.config import BUILT_IN, TrainConfig, built_in
 from trainer.run.optimizer_config import OptimizerConfig
@@ -66,6 +67,24 @@ def test_a_model_too_large_for_the_machine_is_refused(changes: dict[str, Any]) -
         ConfigError, match=r"takes about [\d,]+ GiB and this machine has \d+ GiB; reduce layers"
     ):
         Training.start(config)
+
+
+def numbers(kind: Any, path: str = "") -> Iterator[tuple[str, list[Any]]]:
+    """The numbers of a configuration by their keys, and their ranges."""
+    for name, hint in type_hints(kind).items():
+        plain, ranges = limits(hint)
+        for each in get_args(plain) if get_origin(plain) in UNIONS else (plain,):
+            inner, more = limits(each)
+            if dataclasses.is_dataclass(inner):
+                yield from numbers(inner, f"{path}{name}.")
+            elif inner in (int, float):
+                yield f"{path}{name}", [*ranges, *more]
+
+
+def test_every_number_of_a_configuration_has_a_range() -> None:
+    found = dict(numbers(TrainConfig))
+    assert {"steps", "peak_tflops", "model.layers", "model.span.ramp", "averaging.patience"} <= set(found)
+    assert [key for key, ranges in found.items() if not ranges] == []
 
 
 def test_an_unknown_name_gives_those_that_are_near() -> None:
