@@ -17,12 +17,13 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from runtimes.base.element_types import ELEMENT_TYPES
 from runtimes.base.errors import ArtefactError, first_line
 from runtimes.base.files import open_file, reading
 from runtimes.base.records import json_text
 
 NPY = b"\x93NUMPY"  # the first bytes of a .npy file
-DTYPES = {"I64": "<i8", "F32": "<f4", "F16": "<f2", "I8": "|i1"}
+DTYPES = {kind.safetensors: kind.stored for kind in ELEMENT_TYPES.values() if kind.safetensors}
 NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
 METADATA = "__metadata__"
 SHA256 = "sha256"

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from runtimes.base.element_types import ELEMENT_TYPES
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.base.files import atomic_file, read_json
 from runtimes.base.logits import are_log_probs, log_probability, log_sum_exp, output_differences
@@ -25,7 +26,6 @@ from runtimes.contract.model_facts import Positive, Size
 from runtimes.contract.session import Session
 from runtimes.contract.spec import ANSWERS, EXPORT_AGAIN, REFERENCE, SPEC, Spec
 
-STORED = {"float32": "<f4", "int64": "<i8"}  # types of stored arrays, in NumPy's words
 Kind = TypeVar("Kind", "Reference", "StepReference")
 
 
@@ -198,7 +198,7 @@ def _store(folder: Path, arrays: Iterable[np.ndarray]) -> list[dict[str, Any]]:
     with atomic_file(folder / ANSWERS) as temporary, open(temporary, "wb") as stream:
         for array in arrays:
             dtype: Literal["float32", "int64"] = "int64" if array.dtype.kind == "i" else "float32"
-            content = np.ascontiguousarray(array, STORED[dtype]).tobytes()
+            content = np.ascontiguousarray(array, ELEMENT_TYPES[dtype].stored).tobytes()
             stream.write(content)
             entry = StoredArray(file="reference.bin", dtype=dtype, shape=array.shape, offset=offset)
             stored.append(to_json(entry))
@@ -292,7 +292,7 @@ def _array(value: Any, answers: bytes) -> Any:
 
 def _stored(stored: StoredArray, answers: bytes) -> np.ndarray:
     """An array of `reference.bin`; no memory is taken before its size is known."""
-    dtype = np.dtype(STORED[stored.dtype])
+    dtype = np.dtype(ELEMENT_TYPES[stored.dtype].stored)
     count = math.prod(stored.shape)
     if stored.offset + dtype.itemsize * count > len(answers):
         raise ValueError(f"{ANSWERS} has no such array")

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 
+from runtimes.base.element_types import ElementName
 from runtimes.base.errors import ConfigError
 from runtimes.base.ranges import Range
 from runtimes.base.records import Word
@@ -82,7 +83,7 @@ class TensorSpec:
     """One input or output of a step graph, as `spec.json` lists it."""
 
     name: str
-    dtype: Literal["int64", "int32", "float32", "float16", "int8"]
+    dtype: ElementName
     # Numbers, and "batch", "tokens" or "rows" for the axes that vary.
     shape: tuple[Annotated[int, Range(0, MAX_SHAPE, whole=True)] | str, ...]
     # Of an input of ids in a step that is no language model: how many ids there are.

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from runtimes.base.element_types import ELEMENT_TYPES
 from runtimes.base.errors import ArtefactError, ConfigError, MissingPackageError, first_line
 from runtimes.base.files import Content, read_bytes
 from runtimes.base.machine import available_cpus
@@ -372,8 +373,7 @@ def _verify_signature(session: Any, spec: Spec, graph: Path, tokens: int | None)
     """Raises ArtefactError unless the graph has exactly the tensors of the spec, by which buffers are
     sized.
     """
-    kinds = {"tensor(int64)": "int64", "tensor(float)": "float32", "tensor(float16)": "float16"}
-    kinds["tensor(int8)"] = "int8"
+    kinds: dict[str, str] = {kind.onnx_runtime: name for name, kind in ELEMENT_TYPES.items()}
     for what, promised, found in (
         ("inputs", spec.inputs, session.get_inputs()),
         ("outputs", spec.outputs, session.get_outputs()),

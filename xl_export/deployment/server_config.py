@@ -9,18 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from runtimes.base.element_types import ELEMENT_TYPES, ElementName
 from runtimes.contract.spec import Spec
 from xl_export.deployment.server_graph import START, SequenceGraph
 
 Backend = Literal["onnxruntime", "tensorrt"]  # of a graph; a session is run by the backend "python"
 CONFIG = "config.pbtxt"
-TYPES = {
-    "int64": "TYPE_INT64",
-    "int32": "TYPE_INT32",
-    "float32": "TYPE_FP32",
-    "float16": "TYPE_FP16",
-    "int8": "TYPE_INT8",
-}
 SEQUENCES = 64  # as many streams have their memory in the server at a time; more of them wait
 IDLE_SECONDS = 600  # a stream that gets no request for so long is dropped
 
@@ -68,7 +62,7 @@ def session_config(spec: Spec, *, name: str, sequences: int, most_rows: int) -> 
     most_rows: of the requests that the server passes at once. Their lengths may differ.
     """
     inputs = (("input_ids", False), ("targets", True), ("position", True))
-    outputs = (
+    outputs: tuple[tuple[str, ElementName, int], ...] = (
         ("logits", "float32", spec.model.vocab_size),
         ("log_probs", "float32", -1),
         ("position", "int64", 1),
@@ -81,7 +75,7 @@ def session_config(spec: Spec, *, name: str, sequences: int, most_rows: int) -> 
             "input": [
                 {
                     "name": tensor,
-                    "data_type": Word("TYPE_INT64"),
+                    "data_type": _data_type("int64"),
                     "dims": [1 if tensor == "position" else -1],
                     **({"optional": True} if optional else {}),
                     "allow_ragged_batch": True,
@@ -89,7 +83,7 @@ def session_config(spec: Spec, *, name: str, sequences: int, most_rows: int) -> 
                 for tensor, optional in inputs
             ],
             "output": [
-                {"name": tensor, "data_type": Word(TYPES[kind]), "dims": [size]}
+                {"name": tensor, "data_type": _data_type(kind), "dims": [size]}
                 for tensor, kind, size in outputs
             ],
             "sequence_batching": {
@@ -101,8 +95,12 @@ def session_config(spec: Spec, *, name: str, sequences: int, most_rows: int) -> 
     )
 
 
+def _data_type(dtype: ElementName) -> Word:
+    return Word(f"TYPE_{ELEMENT_TYPES[dtype].inference}")
+
+
 def _tensor(fact: Any) -> dict[str, Any]:
-    return {"name": fact.name, "data_type": Word(TYPES[fact.dtype]), "dims": _dims(fact)}
+    return {"name": fact.name, "data_type": _data_type(fact.dtype), "dims": _dims(fact)}
 
 
 def _dims(fact: Any) -> list[int]:
@@ -112,7 +110,7 @@ def _dims(fact: Any) -> list[int]:
 
 def _state(read: Any, written: Any) -> dict[str, Any]:
     """One memory tensor, which begins with zeros."""
-    kind = Word(TYPES[read.dtype])
+    kind = _data_type(read.dtype)
     dims = _dims(read)
     beginning = {"data_type": kind, "dims": dims, "zero_data": True, "name": f"{read.name} of a new text"}
     return {

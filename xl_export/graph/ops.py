@@ -16,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from runtimes.base.element_types import ELEMENT_TYPES
 from runtimes.contract.spec import GRAPH, WEIGHTS
 from runtimes.contract.tensors import AnyForm, TensorSpec
 
@@ -23,13 +24,7 @@ from runtimes.contract.tensors import AnyForm, TensorSpec
 # for WebGPU use an older one (`xl_export.graph.web.OPSET`).
 OPSETS: dict[AnyForm, int] = {"ring": 24, "shift": 23, "hidden": 23, "own": 23}
 IR_VERSION = 10  # the oldest version with external data and these opsets; all current runtimes read it
-TYPES = {
-    "int64": ir.DataType.INT64,
-    "int32": ir.DataType.INT32,
-    "float32": ir.DataType.FLOAT,
-    "float16": ir.DataType.FLOAT16,
-    "int8": ir.DataType.INT8,
-}
+TYPES = {name: ir.DataType[kind.onnx] for name, kind in ELEMENT_TYPES.items()}
 
 
 class Ops:

@@ -66,8 +66,7 @@ def _exported(step: GraphStep, spec: Spec, tokens: int | None) -> torch.export.E
     axes = {"batch": batch, "tokens": min(segment, longest), "rows": rows}
     if spec.fixed_rows is not None:
         axes = {"batch": spec.fixed_rows, "tokens": tokens or spec.rule.segment}
-    types = {"int64": torch.int64, "float32": torch.float32, "float16": torch.float16}
-    examples = [torch.zeros(fact.sizes(**axes), dtype=types[fact.dtype]) for fact in spec.inputs]
+    examples = [torch.zeros(fact.sizes(**axes), dtype=getattr(torch, fact.dtype)) for fact in spec.inputs]
     dims = {"batch": torch.export.Dim("batch"), "rows": torch.export.Dim("rows")}
     if longest > 1:
         dims["tokens"] = torch.export.Dim("tokens", max=longest)

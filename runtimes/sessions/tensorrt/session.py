@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from runtimes.base.element_types import ELEMENT_TYPES
 from runtimes.base.errors import ArtefactError, StreamError
 from runtimes.base.records import to_json
 from runtimes.base.sealed import read_verified
@@ -39,8 +40,7 @@ from runtimes.sessions.tensorrt.padding import Padding
 from runtimes.sessions.tensorrt.paths import CAPTURED, PLAIN, engine_paths, path_name
 from runtimes.sessions.tensorrt.runtime_cache import RuntimeCache
 
-# TensorRT's names of the types that a spec may have.
-TYPES = {"FLOAT": "float32", "HALF": "float16", "INT64": "int64"}
+TYPES: dict[str, str] = {kind.tensorrt: name for name, kind in ELEMENT_TYPES.items()}
 
 
 class TrtSession(GraphSession):

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from starlette.responses import Response
 
+from runtimes.base.element_types import ELEMENT_TYPES
 from runtimes.contract.session import Session, is_language_model
 from runtimes.contract.tensors import MAX_AXES, TensorSpec
 from xl_export.serve.core.settings import Limits
@@ -30,7 +31,8 @@ from xl_export.serve.http.base.workers import off_loop
 from xl_export.serve.http.streams.documents import LONGEST_NUMBER
 from xl_export.serve.http.streams.work import StreamWork
 
-TYPES = {"FP32": np.dtype("<f4"), "INT64": np.dtype("<i8")}
+KINDS = ELEMENT_TYPES["float32"], ELEMENT_TYPES["int64"]  # of the inputs and outputs of steps
+TYPES = {kind.inference: np.dtype(kind.stored) for kind in KINDS}
 NAMES = {dtype: name for name, dtype in TYPES.items()}
 HEADER = "inference-header-content-length"
 LONGEST_ID = 128  # characters of the name of a sequence
