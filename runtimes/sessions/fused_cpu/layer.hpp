@@ -57,7 +57,8 @@ class Layer : public Attention<Stored> {
     this->multiply(context, out_, rows, answers, stream, true);
     after(first_, rows, stream);
     if (expand_) {
-      this->multiply(context, expand_, rows, before(second_, rows, stream, normed), hidden, false, true);
+      this->multiply(context, expand_, rows, before(second_, rows, stream, normed), hidden, false,
+                     Activation::RELU);
       this->multiply(context, contract_, rows, hidden, stream, true);
       after(second_, rows, stream);
     }

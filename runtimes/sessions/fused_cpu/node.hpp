@@ -24,6 +24,9 @@ constexpr int64_t TASKS = 32;  // as many as keep the threads of most processors
 constexpr size_t ANY_RANK = 0;
 constexpr size_t NO_INPUT = SIZE_MAX;
 
+/// What follows a product.
+enum class Activation { NONE, RELU };
+
 /// Carries a status of ONNX Runtime up to the function that hands it back.
 struct Failure {
   OrtStatus* status;
@@ -220,10 +223,10 @@ class Node {
 
   /// Multiplies `rows` rows of x by a matrix and adds its bias: y = x·W + bias.
   ///
-  /// adds: adds the product to y. positive: numbers below 0 become 0. Both rows begin a `pitch_of` apart; the
+  /// adds: adds the product to y. activation: of the sums. Both rows begin a `pitch_of` apart; the
   /// numbers behind the columns of y become 0.
   void multiply(const OrtKernelContext* context, const Matrix& matrix, int64_t rows, const float* x, float* y,
-                bool adds = false, bool positive = false) const {
+                bool adds = false, Activation activation = Activation::NONE) const {
     const int64_t x_pitch = pitch_of(matrix.depth()), y_pitch = pitch_of(matrix.columns());
     static thread_local Scratch rounded_of_thread;  // the tasks read it
     const Rounded rounded = matrix.rounded(rows, x, x_pitch, rounded_of_thread);
@@ -241,7 +244,7 @@ class Node {
                       adds ? y_pitch : 0, to, y_pitch);
       for (int64_t r = 0; r < count; ++r, to += y_pitch) {
         for (int64_t c = 0; adds && c < wide; c += LANES) store(to + c, load(to + c) + load(bias + c));
-        for (int64_t c = 0; positive && c < wide; c += LANES) store(to + c, larger(vec{}, load(to + c)));
+        for (int64_t c = 0; activation == Activation::RELU && c < wide; c += LANES) store(to + c, larger(vec{}, load(to + c)));
         if (p + 1 == matrix.panels()) std::fill(to + matrix.columns() - first, to + y_pitch - first, 0.0f);
       }
     });
