@@ -14,10 +14,6 @@
 namespace xl_export {
 namespace detail {
 
-inline std::size_t size_of(ElementType type) {
-  return type == ElementType::int8 ? 1 : type == ElementType::float16 ? 2 : 4;
-}
-
 inline float from_half(std::uint16_t half) {
   const int exponent = half >> 10 & 31, mantissa = half & 1023;
   const float size = exponent ? std::ldexp(static_cast<float>(1024 + mantissa), exponent - 25)
@@ -41,56 +37,59 @@ inline std::uint16_t to_half(float x) {
   return static_cast<std::uint16_t>(sign | bits);
 }
 
+// Number i of a tensor.
+inline float number_at(const std::uint8_t* numbers, std::size_t i, ElementType type) {
+  const auto read = [&](auto number) {
+    std::memcpy(&number, numbers + i * sizeof number, sizeof number);
+    return number;
+  };
+  switch (type) {
+    case ElementType::float16: return from_half(read(std::uint16_t{}));
+    case ElementType::int8: return read(std::int8_t{});
+    case ElementType::float32: break;
+  }
+  return read(float{});
+}
+
+inline void set_number(std::uint8_t* numbers, std::size_t i, ElementType type, float x) {
+  const auto write = [&](auto number) { std::memcpy(numbers + i * sizeof number, &number, sizeof number); };
+  switch (type) {
+    case ElementType::float16: return write(to_half(x));
+    case ElementType::int8: return write(static_cast<std::int8_t>(x));
+    case ElementType::float32: break;
+  }
+  write(x);
+}
+
 // Numbers of a memory tensor as a file has them, with a scale for each vector if they are bytes.
 struct StoredTensor {
   ElementType type = ElementType::float32;
   const std::uint8_t *numbers = nullptr, *scales = nullptr;
 };
 
-// Writes `vectors` vectors of `width` numbers in another type; `scales` are written if it is int8.
+// Writes `vectors` vectors of `width` numbers in another type, and the `scales` of a type that has them.
 inline void convert(const StoredTensor& from, std::size_t vectors, std::size_t width, ElementType type,
                     std::uint8_t* to, std::uint8_t* scales) {
   if (from.type == type) {
-    std::memcpy(to, from.numbers, vectors * width * size_of(type));
+    std::memcpy(to, from.numbers, vectors * width * facts_of(type).num_bytes);
     if (scales) std::memcpy(scales, from.scales, vectors * sizeof(float));
     return;
   }
   std::vector<float> x(width);
   for (std::size_t vector = 0; vector < vectors; ++vector) {
-    const std::uint8_t* stored = from.numbers + vector * width * size_of(from.type);
+    const std::uint8_t* stored = from.numbers + vector * width * facts_of(from.type).num_bytes;
     float scale = 1;
     if (from.scales) std::memcpy(&scale, from.scales + vector * sizeof scale, sizeof scale);
-    for (std::size_t i = 0; i < width; ++i) {
-      std::uint16_t half;
-      if (from.type == ElementType::float32) {
-        std::memcpy(&x[i], stored + i * sizeof(float), sizeof(float));
-      } else if (from.type == ElementType::float16) {
-        std::memcpy(&half, stored + i * sizeof half, sizeof half);
-        x[i] = from_half(half);
-      } else {
-        x[i] = static_cast<float>(static_cast<std::int8_t>(stored[i])) * scale;
-      }
-    }
-    std::uint8_t* out = to + vector * width * size_of(type);
-    if (type == ElementType::int8) {  // the rule by which graphs write such memory
+    for (std::size_t i = 0; i < width; ++i) x[i] = scale * number_at(stored, i, from.type);
+    if (facts_of(type).scaled) {  // the rule by which graphs write such memory
       float largest = 0;
       for (const float each : x) largest = std::max(largest, std::fabs(each));
       scale = largest / 127;
       std::memcpy(scales + vector * sizeof scale, &scale, sizeof scale);
-      for (std::size_t i = 0; i < width; ++i) {
-        const float rounded = std::nearbyint(x[i] / (scale > 0 ? scale : 1));
-        out[i] = static_cast<std::uint8_t>(static_cast<std::int8_t>(std::clamp(rounded, -127.0f, 127.0f)));
-      }
-      continue;
+      for (float& each : x) each = std::clamp(std::nearbyint(each / (scale > 0 ? scale : 1)), -127.0f, 127.0f);
     }
-    for (std::size_t i = 0; i < width; ++i) {
-      if (type == ElementType::float32) {
-        std::memcpy(out + i * sizeof(float), &x[i], sizeof(float));
-      } else {
-        const std::uint16_t half = to_half(x[i]);
-        std::memcpy(out + i * sizeof half, &half, sizeof half);
-      }
-    }
+    std::uint8_t* out = to + vector * width * facts_of(type).num_bytes;
+    for (std::size_t i = 0; i < width; ++i) set_number(out, i, type, x[i]);
   }
 }
 

@@ -125,7 +125,7 @@ inline void add_signatures(Loaded& loaded) {
   for (const State& state : spec.state) {
     std::vector<std::int64_t> sizes = state.sizes;
     sizes.insert(sizes.begin(), -1);
-    const auto type = onnx_type(state.dtype);
+    const auto type = facts_of(state.dtype).onnx;
     loaded.inputs.push_back({state.name, type, sizes});
     loaded.outputs.push_back({state.present, type, sizes});
   }

@@ -30,14 +30,9 @@ inline bool is_finite(const std::uint8_t* data, std::size_t num_bytes, ElementTy
     }
     return true;
   };
-  if (type == ElementType::int8) return true;
-  return type == ElementType::float16 ? all(std::uint16_t{0x7c00}) : all(std::uint32_t{0x7f800000});
-}
-
-inline ONNXTensorElementDataType onnx_type(ElementType type) {
-  return type == ElementType::int8      ? ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8
-         : type == ElementType::float16 ? ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16
-                                        : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+  const ElementFacts& facts = facts_of(type);
+  if (!facts.exponent) return true;
+  return facts.num_bytes == 2 ? all(static_cast<std::uint16_t>(facts.exponent)) : all(facts.exponent);
 }
 
 }  // namespace detail
@@ -115,7 +110,7 @@ class Memory {
         shape.insert(shape.begin(), batch_);
         Tensor& tensor = (*side)[index];
         tensor.value = detail::ort::tensor(tensor.bytes.data(), num_bytes(index), shape,
-                                           detail::onnx_type(state_[index].dtype));
+                                           detail::facts_of(state_[index].dtype).onnx);
       }
   }
 

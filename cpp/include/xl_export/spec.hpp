@@ -15,12 +15,11 @@
 #include <string>
 #include <vector>
 
+#include "element_types.hpp"
 #include "fields.hpp"
 #include "file.hpp"
 
 namespace xl_export {
-
-enum class ElementType { float32, float16, int8 };
 
 // One memory tensor: the graph reads `name` and returns `present`, of the same type and shape.
 struct State {
@@ -29,7 +28,7 @@ struct State {
   std::vector<std::int64_t> sizes;  // of one row; the axis of the batch comes before them
 
   std::size_t row_bytes() const {
-    std::size_t bytes = dtype == ElementType::int8 ? 1 : dtype == ElementType::float16 ? 2 : 4;
+    std::size_t bytes = detail::facts_of(dtype).num_bytes;
     for (const std::int64_t size : sizes) bytes *= static_cast<std::size_t>(size);
     return bytes;
   }
@@ -103,7 +102,7 @@ struct Spec {
 
   // Whether a memory tensor holds the scales of the tensor of bytes before it.
   bool is_scale(std::size_t index) const {
-    return index > 0 && state[index - 1].dtype == ElementType::int8 &&
+    return index > 0 && detail::facts_of(state[index - 1].dtype).scaled &&
            state[index].name == state[index - 1].name + "_scale";
   }
 
@@ -224,7 +223,7 @@ inline Tensors state_tensors(const json::Value& document) {
         return text.replace(text.find("{}"), 2, group);
       };
       found.push_back({named(0), dtype, row, named(1), 0});
-      if (dtype != "int8") continue;
+      if (!element_type(dtype).scaled) continue;
       found.push_back({named(0) + "_scale", "float32", row, named(1) + "_scale", 0});
       found.back().shape.back() = "1";
     }
@@ -295,7 +294,7 @@ inline bool contains(const std::vector<json::Value>& list, const std::string& te
 inline double row_bytes_of(const Tensors& state) {
   double sum = 0;
   for (const Tensor& tensor : state) {
-    double bytes = tensor.dtype == "int8" ? 1 : tensor.dtype == "float16" ? 2 : 4;
+    auto bytes = static_cast<double>(element_type(tensor.dtype).num_bytes);
     for (const std::int64_t size : sizes_of(tensor, 1)) bytes *= static_cast<double>(size);
     sum += bytes;
   }
@@ -322,7 +321,8 @@ inline Tensors refuse_contradictions(const Spec& spec, const json::Value& docume
   for (const json::Value& row : reaches.items)
     refuse(row.items.size() != static_cast<std::size_t>(model.at("heads").integer()),
            "reaches is not one for each head");
-  refuse(memory_precision == "int8" && !form.at("circular").boolean(), "only ring memory can be int8");
+  const bool scaled = element_type(table("memory_types").at(memory_precision).text).scaled;
+  refuse(scaled && !form.at("circular").boolean(), "only ring memory can be int8");
   refuse(!shapes.items.empty() && !own, "memory_shapes is given, and its tensors follow from its model");
   refuse(shapes.items.size() > static_cast<std::size_t>(table("max_states").integer()),
          "it has more memory tensors than any model");
@@ -407,9 +407,7 @@ inline Spec parse_fields(const json::Value& document) {
   for (const Tensor& tensor : read_tensors(document.at("outputs")))
     if (!after.count(tensor.name)) outputs.push_back(tensor);
   for (const Tensor& tensor : refuse_contradictions(spec, document, inputs, outputs)) {
-    const ElementType dtype = tensor.dtype == "int8"      ? ElementType::int8
-                              : tensor.dtype == "float16" ? ElementType::float16
-                                                          : ElementType::float32;
+    const ElementType dtype = element_type(tensor.dtype).type;
     spec.state.push_back({tensor.name, *tensor.present, dtype, sizes_of(tensor, 1)});
   }
   if (spec.language_model()) return spec;

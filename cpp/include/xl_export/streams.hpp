@@ -24,10 +24,6 @@ constexpr const char* stream_format = "xl-export stream 1";
 constexpr std::size_t most_header_bytes = std::size_t{1} << 26;
 constexpr std::size_t most_header_values = std::size_t{1} << 18;  // of at least 16 thousand tensors
 
-inline const char* stored_type(ElementType type) {
-  return type == ElementType::int8 ? "I8" : type == ElementType::float16 ? "F16" : "F32";
-}
-
 // Whether finite floats are scales of bytes: not negative, and small enough for their bytes to be finite.
 inline bool are_scales(const std::uint8_t* data, std::size_t num_bytes) {
   constexpr float most = std::numeric_limits<float>::max() / 128;
@@ -94,18 +90,19 @@ class StreamFile {
   StoredTensor memory(const State& state, std::int64_t batch) const {
     const std::string& dtype = tensor(state.name).dtype;
     StoredTensor found;
-    for (const ElementType type : {ElementType::float16, ElementType::int8})
-      if (dtype == stored_type(type)) found.type = type;
+    for (const ElementFacts& facts : element_types)
+      if (dtype == facts.stored) found.type = facts.type;
+    const ElementFacts& facts = facts_of(found.type);
     std::vector<std::int64_t> shape = state.sizes;
     shape.insert(shape.begin(), batch);
     const std::size_t count = number_of(shape);
-    found.numbers = numbers(state.name, stored_type(found.type), shape, count * size_of(found.type));
-    if (!is_finite(found.numbers, count * size_of(found.type), found.type))
+    found.numbers = numbers(state.name, facts.stored, shape, count * facts.num_bytes);
+    if (!is_finite(found.numbers, count * facts.num_bytes, found.type))
       throw json::Value::wrong("it holds values that are not finite");
-    if (found.type != ElementType::int8) return found;
+    if (!facts.scaled) return found;
     shape.back() = 1;
     const std::size_t num_bytes = number_of(shape) * sizeof(float);
-    found.scales = numbers(state.name + "_scale", "F32", shape, num_bytes);
+    found.scales = numbers(state.name + "_scale", facts_of(ElementType::float32).stored, shape, num_bytes);
     if (!is_finite(found.scales, num_bytes, ElementType::float32))
       throw json::Value::wrong("it holds values that are not finite");
     if (!are_scales(found.scales, num_bytes))
@@ -217,7 +214,7 @@ inline void Streams::save(const Memory& memory, const std::filesystem::path& pat
     }
     std::vector<std::int64_t> shape = state.sizes;
     shape.insert(shape.begin(), memory.batch());
-    entries += ", " + header_entry(state.name, stored_type(state.dtype), shape, at, row * batch);
+    entries += ", " + header_entry(state.name, facts_of(state.dtype).stored, shape, at, row * batch);
   }
   std::string adopted;
   for (std::size_t row = 0; row < batch; ++row) adopted += (row ? "," : "") + memory.adopted_[row];
@@ -286,8 +283,8 @@ inline Memory Streams::load(const Session& session, const std::filesystem::path&
       const State& state = spec.state[index];
       if (spec.is_scale(index)) continue;  // written with its bytes
       const std::size_t width = state.sizes.empty() ? 1 : static_cast<std::size_t>(state.sizes.back());
-      const std::size_t count = batch * state.row_bytes() / size_of(state.dtype);
-      std::uint8_t* scales = state.dtype == ElementType::int8 ? memory.now_[index + 1].bytes.data() : nullptr;
+      const std::size_t count = batch * state.row_bytes() / facts_of(state.dtype).num_bytes;
+      std::uint8_t* scales = facts_of(state.dtype).scaled ? memory.now_[index + 1].bytes.data() : nullptr;
       convert(contents[index], width ? count / width : 0, width, state.dtype, memory.now_[index].bytes.data(),
               scales);
     }
