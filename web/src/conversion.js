@@ -34,28 +34,42 @@ function toHalf(x) {
 }
 
 /**
- * The numbers of a memory tensor in another type, and the scale of each of its vectors if that is int8.
+ * The numbers of a memory tensor in another type, and the scales of its vectors if the type has them.
  * @param {{dtype: MemoryType, numbers: Uint8Array, scales?: Float32Array}} stored
  * @param {MemoryType} dtype @param {number} width numbers of a vector, which share a scale
  * @returns {{numbers: Uint8Array, scales?: Float32Array}}
  */
 export function converted({ dtype: from, numbers, scales }, dtype, width) {
   if (from === dtype) return { numbers, scales };
-  const { buffer, byteOffset, length } = numbers;
-  /** @type {Float32Array} */
-  let floats;
-  if (from === "float32") floats = new Float32Array(buffer, byteOffset, length / 4);
-  else if (from === "float16")
-    floats = Float32Array.from(new Uint16Array(buffer, byteOffset, length / 2), fromHalf);
-  else
-    floats = Float32Array.from(
-      new Int8Array(buffer, byteOffset, length),
-      (byte, at) => byte * /** @type {Float32Array} */ (scales)[Math.floor(at / width)],
-    );
-  if (dtype === "float32") return { numbers: bytesOf(floats) };
-  if (dtype === "float16") return { numbers: bytesOf(Uint16Array.from(floats, toHalf)) };
-  return inBytes(floats, width);
+  return CONVERSIONS[dtype].narrowed(CONVERSIONS[from].widened(numbers, width, scales), width);
 }
+
+/**
+ * From each type to float32, and back.
+ * @type {Record<MemoryType, {
+ *   widened(numbers: Uint8Array, width: number, scales?: Float32Array): Float32Array,
+ *   narrowed(floats: Float32Array, width: number): {numbers: Uint8Array, scales?: Float32Array},
+ * }>}
+ */
+const CONVERSIONS = {
+  float32: {
+    widened: ({ buffer, byteOffset, length }) => new Float32Array(buffer, byteOffset, length / 4),
+    narrowed: (floats) => ({ numbers: bytesOf(floats) }),
+  },
+  float16: {
+    widened: ({ buffer, byteOffset, length }) =>
+      Float32Array.from(new Uint16Array(buffer, byteOffset, length / 2), fromHalf),
+    narrowed: (floats) => ({ numbers: bytesOf(Uint16Array.from(floats, toHalf)) }),
+  },
+  int8: {
+    widened: ({ buffer, byteOffset, length }, width, scales) =>
+      Float32Array.from(
+        new Int8Array(buffer, byteOffset, length),
+        (byte, at) => byte * /** @type {Float32Array} */ (scales)[Math.floor(at / width)],
+      ),
+    narrowed: inBytes,
+  },
+};
 
 /**
  * The rule by which graphs write memory in int8: a scale is max |x| / 127.

@@ -1,10 +1,11 @@
 /**
  * The reference of an artefact: inputs and the trained model's answers, which any engine can replay.
  */
+import { TYPES, numBytes } from "./element-types.js";
 import { typeOf } from "./engine/session.js";
 import { XLExportError, refuseStopped, shown } from "./errors.js";
 import { readFields } from "./files/fields.js";
-import { TYPES, isLanguageModel, isTimed, namedInputs, numBytes, signature } from "./spec.js";
+import { isLanguageModel, isTimed, namedInputs, signature } from "./spec.js";
 import { logSumExp } from "./text/sampler.js";
 
 /**

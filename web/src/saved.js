@@ -3,17 +3,19 @@
  * (docs/reference/saved-streams.md).
  */
 import { converted } from "./conversion.js";
+import { TYPES, areFinite } from "./element-types.js";
 import { XLExportError, shown } from "./errors.js";
 import { readTensors, writeTensors } from "./files/safetensors.js";
+import { TABLES } from "./format-tables.js";
 import { newMemory } from "./memory.js";
-import { TYPES, isScale, stateShape } from "./spec.js";
+import { isScale, stateShape } from "./spec.js";
 
 const FORMAT = "xl-export stream 1";
 /** With a larger scale, its bytes would not be finite numbers. */
 const MOST_SCALE = (2 - 2 ** -23) * 2 ** 120;
 const MOST_POSITION = 1n << 62n;
 const WHERE = "the saved stream";
-const MEMORY_TYPES = /** @type {import("../index.js").MemoryType[]} */ (["float32", "float16", "int8"]);
+const MEMORY_TYPES = /** @type {import("../index.js").MemoryType[]} */ (Object.values(TABLES.memory_types));
 
 /**
  * @typedef {import("./engine/session.js").Engine} Engine
@@ -138,14 +140,15 @@ function take(arrays, name, shape) {
   const dtype = MEMORY_TYPES.find((type) => TYPES[type].stored === array?.dtype);
   if (!array || !dtype || array.shape.join() !== shape.join()) throw damaged(`${name} does not fit`);
   arrays.delete(name);
-  if (!finite(array.data, dtype)) throw damaged("it holds values that are not finite");
-  if (dtype !== "int8") return { dtype, numbers: array.data };
+  if (!areFinite(array.data, dtype)) throw damaged("it holds values that are not finite");
+  if (!TYPES[dtype].scaled) return { dtype, numbers: array.data };
   const stored = arrays.get(`${name}_scale`);
-  if (stored?.dtype !== "F32" || stored.shape.join() !== [...shape.slice(0, -1), 1].join())
+  if (stored?.dtype !== TYPES.float32.stored || stored.shape.join() !== [...shape.slice(0, -1), 1].join())
     throw damaged(`the scales of ${name} do not fit`);
   arrays.delete(`${name}_scale`);
-  const scales = floats(stored.data);
-  if (!scales.every(Number.isFinite)) throw damaged("it holds values that are not finite");
+  const { buffer, byteOffset, length } = stored.data;
+  const scales = new Float32Array(buffer, byteOffset, length / 4);
+  if (!areFinite(stored.data, "float32")) throw damaged("it holds values that are not finite");
   if (!scales.every((x) => x >= 0 && x <= MOST_SCALE))
     throw damaged("it holds scales that no key or value has");
   return { dtype, numbers: array.data, scales };
@@ -162,22 +165,6 @@ function noStream() {
   );
 }
 
-/** @param {Uint8Array} bytes */
-function floats(bytes) {
-  return new Float32Array(bytes.buffer, bytes.byteOffset, bytes.length / 4);
-}
-
-/** @param {Uint8Array} bytes @param {import("../index.js").MemoryType} dtype */
-function finite(bytes, dtype) {
-  if (dtype === "int8") return true;
-  if (dtype === "float16") {
-    return new Uint16Array(bytes.buffer, bytes.byteOffset, bytes.length / 2).every(
-      (x) => (x & 0x7c00) !== 0x7c00,
-    );
-  }
-  return floats(bytes).every(Number.isFinite);
-}
-
 /**
  * Sets rows that start again to zero where they hold what is not finite. The answer is a row that has begun
  * and holds such values; -1 for none.
@@ -187,7 +174,7 @@ function clearUnfinite(bytes, dtype, positions) {
   const stride = bytes.length / positions.length;
   for (let row = 0; row < positions.length; row++) {
     const part = bytes.subarray(row * stride, (row + 1) * stride);
-    if (finite(part, dtype)) continue;
+    if (areFinite(part, dtype)) continue;
     if (positions[row] > 0n) return row;
     part.fill(0);
   }

@@ -2,6 +2,7 @@
  * `spec.json`: everything that a runtime must know about an artefact, and the proof that its files are
  * intact.
  */
+import { TYPES, numBytes } from "./element-types.js";
 import { XLExportError, shown } from "./errors.js";
 import { fault, readFields } from "./files/fields.js";
 import { parseJson, utf8, withoutNumbers } from "./files/json.js";
@@ -12,14 +13,6 @@ import { Sampler } from "./text/sampler.js";
 /** @typedef {import("../index.js").Spec} Spec */
 /** @typedef {import("../index.js").TensorFacts} TensorFacts */
 
-/** Of each type of a tensor: the array that holds it, its number in ONNX, and its name in safetensors. */
-export const TYPES = {
-  float32: { array: Float32Array, onnx: 1, stored: "F32" },
-  float16: { array: Uint16Array, onnx: 10, stored: "F16" },
-  int8: { array: Int8Array, onnx: 3, stored: "I8" },
-  int32: { array: Int32Array, onnx: 6, stored: "I32" },
-  int64: { array: BigInt64Array, onnx: 7, stored: "I64" },
-};
 const SCHEMA = 1;
 export const SPEC = "spec.json";
 export const GRAPH = "step.onnx";
@@ -140,7 +133,7 @@ function contradiction(spec) {
       sublayers !== "own" && TABLES.sizes.some((/** @type {string} */ name) => !model[name]),
     ],
     ["reaches is not one for each head", reaches.length && !square],
-    ["only ring memory can be int8", spec.memory_precision === "int8" && !facts.circular],
+    ["only ring memory can be int8", TYPES[memoryType(spec)].scaled && !facts.circular],
     ["memory_shapes is given, and its tensors follow from its model", spec.memory_shapes.length && !own],
     [
       "memory_shapes has too many tensors or axes",
@@ -186,11 +179,14 @@ function languageModelTensors(model) {
   return { inputs, outputs };
 }
 
+/** The type of the memory tensors. @param {any} spec @returns {import("../index.js").MemoryType} */
+const memoryType = (spec) => TABLES.memory_types[spec.memory_precision];
+
 /** The memory tensors that follow from a model, its rule and its form. @param {any} spec @returns {any[]} */
 function stateTensors(spec) {
   const { model, rule, memory_shapes: shapes } = spec;
   const { tensors, axes, holds } = TABLES.forms[spec.form];
-  const dtype = TABLES.memory_types[spec.memory_precision];
+  const dtype = memoryType(spec);
   const rows =
     holds === "own"
       ? shapes.map((/** @type {number[]} */ row, /** @type {number} */ number) => ({
@@ -212,7 +208,7 @@ function stateTensors(spec) {
         dtype,
         shape: ["batch", ...row],
       };
-      if (dtype !== "int8") return [tensor];
+      if (!TYPES[dtype].scaled) return [tensor];
       const scale = { name: `${tensor.name}_scale`, present: `${tensor.present}_scale`, dtype: "float32" };
       return [tensor, { ...scale, shape: ["batch", ...row.slice(0, -1), 1] }];
     }),
@@ -385,7 +381,7 @@ export function writesInPlace(spec) {
  * @param {Spec} spec @param {Spec["state"][number]} state
  */
 export function isScale(spec, state) {
-  return spec.state.some(({ name, dtype }) => dtype === "int8" && state.name === `${name}_scale`);
+  return spec.state.some(({ name, dtype }) => TYPES[dtype].scaled && state.name === `${name}_scale`);
 }
 
 /**
@@ -394,11 +390,6 @@ export function isScale(spec, state) {
  */
 export function stateShape(state, batch) {
   return state.shape.map((size) => (size === "batch" ? batch : Number(size)));
-}
-
-/** The bytes of a tensor. @param {keyof typeof TYPES} dtype @param {number[]} shape */
-export function numBytes(dtype, shape) {
-  return shape.reduce((a, b) => a * b, TYPES[dtype].array.BYTES_PER_ELEMENT);
 }
 
 /**

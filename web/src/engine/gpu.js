@@ -2,8 +2,9 @@
  * Runs a session over memory that stays in buffers of the GPU. The graph is one that was exported with
  * `--target web`; every tensor has two buffers, which change places after each step.
  */
+import { numBytes } from "../element-types.js";
 import { XLExportError, firstLine } from "../errors.js";
-import { numBytes, stateShape } from "../spec.js";
+import { stateShape } from "../spec.js";
 import { typeOf } from "./session.js";
 
 /** @typedef {import("./session.js").Step} Step */

@@ -6,8 +6,9 @@
  * each step. These functions are not public; `self-check.js` proves at the start that they compute what the
  * public ones do.
  */
+import { TYPES, numBytes } from "../element-types.js";
 import { XLExportError, firstLine } from "../errors.js";
-import { TYPES, numBytes, signature, stateShape, writesInPlace } from "../spec.js";
+import { signature, stateShape, writesInPlace } from "../spec.js";
 import { typeOf } from "./session.js";
 
 /**

@@ -1,5 +1,6 @@
 /** Runs several graphs of fixed sizes over one memory. */
-import { TYPES, graphsOf, isTimed, signature } from "../spec.js";
+import { TYPES } from "../element-types.js";
+import { graphsOf, isTimed, signature } from "../spec.js";
 import { typeOf } from "./session.js";
 
 /** @typedef {import("./session.js").Engine} Engine */

@@ -4,8 +4,9 @@
  * In Node, ONNX Runtime writes into the tensors that it is given, so the memory stays in place. On the web it
  * does not, silently (microsoft/onnxruntime 25786): there every step copies the memory in and out.
  */
+import { TYPES, numBytes } from "../element-types.js";
 import { XLExportError, firstLine } from "../errors.js";
-import { TYPES, numBytes, stateShape, writesInPlace } from "../spec.js";
+import { stateShape, writesInPlace } from "../spec.js";
 import { typeOf } from "./session.js";
 
 /** @typedef {import("./session.js").Step} Step */

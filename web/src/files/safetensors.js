@@ -2,6 +2,7 @@
  * Arrays in one file that any language can read: the layout of safetensors, with a SHA-256 of the numbers
  * (see docs/reference/saved-streams.md).
  */
+import { TYPES } from "../element-types.js";
 import { XLExportError, shown } from "../errors.js";
 import { sha256 } from "./sha256.js";
 
@@ -10,7 +11,10 @@ import { sha256 } from "./sha256.js";
  * @typedef {{arrays: Map<string, StoredArray>, metadata: Record<string, string>}} StoredArrays
  */
 
-const BYTES = /** @type {Record<string, number>} */ ({ I64: 8, F32: 4, F16: 2, I8: 1 });
+/** The bytes of a number of each type. @type {Record<string, number>} */
+const BYTES = Object.fromEntries(
+  Object.values(TYPES).flatMap(({ stored, array }) => (stored ? [[stored, array.BYTES_PER_ELEMENT]] : [])),
+);
 const MOST_HEADER = 2 ** 26;
 
 /** @param {StoredArrays} stored @returns {Promise<Uint8Array>} */
