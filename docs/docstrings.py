@@ -6,6 +6,7 @@ Python page has one line for each instead.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -35,16 +36,29 @@ class Lists(griffe.Extension):
         parameters = [each.name for each in init.parameters] if isinstance(init, griffe.Function) else []
         text = listed(cls.docstring.value, [*fields, *parameters])
         items = [
-            f"- `{name}`: {flat(each.docstring.value)}" for name, each in fields.items() if each.docstring
+            f"- `{name}`: {flat(found)}" for name, each in fields.items() if (found := description(each))
         ]
         described = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^- (.*?): ", text, re.M))))
-        others = [f"`{n}`" for n, each in attributes.items() if n not in described and not each.docstring]
+        others = [f"`{n}`" for n, each in attributes.items() if n not in described and not description(each)]
         if others and "dataclass" in cls.labels:
             items.append(f"- also: {', '.join(others)}")
         between = "\n" if text.rsplit("\n", 1)[-1].startswith("- ") else "\n\n"
         cls.docstring.value = text + between + "\n".join(items)
         for each in fields.values():
             each.docstring = None  # it is in the list, and needs no heading of its own
+
+
+def description(field: griffe.Attribute) -> str | None:
+    """The docstring of a field, or the help of its option, which is in its type."""
+    if field.docstring:
+        return field.docstring.value
+    for node in ast.walk(ast.parse(str(field.annotation), mode="eval")):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            if node.func.id == "Option":
+                return str(ast.literal_eval(node.args[1]))
+            if node.func.id == "Setting":
+                return next(str(ast.literal_eval(each.value)) for each in node.keywords if each.arg == "help")
+    return None
 
 
 def listed(text: str, names: Iterable[str]) -> str:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import click
 
 from runtimes.base.machine import available_cpus
+from runtimes.base.options import MB, Declared, declared
 from runtimes.base.ranges import ANY, Range
 from runtimes.base.records import finite_or_null, json_text
 from runtimes.base.terminal import printable
@@ -39,6 +40,57 @@ class Number(click.FloatRange):
         self.allowed.check(name_of(param) if param else "the number", value)
         number: float = value
         return number
+
+
+def options_of(
+    *records: type, only: Collection[str] | None = None, defaults: bool = True, **types: click.ParamType
+) -> Callable[[Command], Command]:
+    """A decorator that gives a command the options of dataclasses, under the names of their fields.
+
+    - only: the fields whose options the command has; None for all.
+    - defaults: whether an option that is not given has the default of its field; otherwise it is None.
+    - types: the types of fields that the command reads in its own way.
+    """
+
+    def decorate(command: Command) -> Command:
+        found = [each for record in records for each in declared(record)]
+        for each in reversed(found):  # the last decorator is the first option
+            name = each.field.name
+            if only is None or name in only:
+                how = _how(each, types.get(name), each.field.default if defaults else None)
+                command = click.option(how.pop("name"), name, help=each.option.help, **how)(command)
+        return command
+
+    return decorate
+
+
+def _how(each: Declared, given: click.ParamType | None, default: Any) -> dict[str, Any]:
+    """The arguments of `click.option` for a field. given: its type, if the command has its own."""
+    name, unit = each.option.name, each.option.unit
+    if each.kind is bool and default is None:
+        return {"name": f"{name}/--no-{name.removeprefix('--')}", "default": None}
+    if each.kind is bool:
+        return {"name": name, "is_flag": True}
+    kind: Any = given or each.kind
+    if given is None and get_origin(each.kind) is Literal:
+        kind = click.Choice(get_args(each.kind))
+    elif given is None and each.kind is Path:
+        kind = click.Path(path_type=Path)
+    elif given is None and each.range and each.range.whole:
+        least, most = (
+            None if end == limit else int(end // unit)
+            for end, limit in ((each.range.least, ANY.least), (each.range.most, ANY.most))
+        )
+        kind = click.IntRange(least, most)
+    elif given is None and each.range:
+        kind = Number(each.range)
+    return {
+        "name": name,
+        "type": kind,
+        "default": default if default is None or unit == 1 else default // unit,
+        "show_default": default is not None,
+        "metavar": "MB" if unit == MB else None,
+    }
 
 
 def name_of(option: click.Parameter) -> str:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from runtimes.base.errors import ConfigError
 from runtimes.base.files import read_json
+from runtimes.base.options import Option
 from runtimes.base.ranges import Range
 from runtimes.base.records import from_json, refuse_out_of_range
 from runtimes.contract.rule import MemoryRule
@@ -70,18 +71,33 @@ class TrainConfig:
     """The public corpus that the recipe is for; `data` must then be a dataset of it or of own files, unless
     `text` is given; null for any.
     """
-    vocab: str = "char"
-    """Tokens are bytes (`byte`), characters (`char`), words (`word`) or byte-level BPE subwords (`subword`)
-    of the text, or those of the vocabulary in a file of this path.
-    """
-    min_count: PositiveCount = 1
-    """Rarer words are not in a vocabulary of words."""
-    max_size: Annotated[int, Range(2, 1 << 24, whole=True)] | None = None
-    """The most tokens of a vocabulary of words (null for all) or subwords (null for 4,096)."""
-    text: str | None = None
-    """Path of a text file; null for the built-in text."""
-    data: str | None = None
-    """Folder of a prepared dataset, which has its own vocabulary; null for none."""
+    vocab: Annotated[
+        str,
+        Option(
+            "--vocab",
+            "The tokens: byte, char, word or subword (byte-level BPE), or the vocabulary in this file: "
+            "vocab.json, tokenizer.json, or a SentencePiece .model.",
+        ),
+    ] = "char"
+    min_count: Annotated[
+        PositiveCount,
+        Option("--min-count", "Leave words out of a vocabulary of words that appear less often than this."),
+    ] = 1
+    max_size: Annotated[
+        Annotated[int, Range(2, 1 << 24, whole=True)] | None,
+        Option(
+            "--max-size",
+            "The most tokens of a vocabulary of words (by default all) or subwords (by default 4,096).",
+        ),
+    ] = None
+    text: Annotated[
+        str | None,
+        Option("--text", "Train on this UTF-8 text file. By default, a small English text is built in."),
+    ] = None
+    data: Annotated[
+        str | None,
+        Option("--data", "Train on this dataset, a folder that `xl-export prepare` has written."),
+    ] = None
     start_from: str | None = None
     """Folder of the run whose best weights training starts from (fine-tuning); null for random weights. It is
     read only when the run is made, not when it is resumed.
@@ -90,7 +106,7 @@ class TrainConfig:
     """Lanes (B), each of which reads a contiguous part of the text."""
     accumulate: PositiveCount = 1
     """A step computes its lanes in that many parts, one after the other, and adds up their gradients."""
-    steps: PositiveCount = 1000
+    steps: Annotated[PositiveCount, Option("--steps", "Train for this many steps.")] = 1000
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """How a gradient changes the weights."""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
@@ -101,7 +117,11 @@ class TrainConfig:
     """The mean of the weights is validated and exported; null for the weights themselves."""
     patience: Count = 0
     """Training ends when this many validations in a row were no better than the best; 0 for never."""
-    seed: Annotated[int, Range(0, (1 << 63) - 1, whole=True)] = 0
+    seed: Annotated[
+        int,
+        Range(0, (1 << 63) - 1, whole=True),
+        Option("--seed", "Draw random numbers from this seed."),
+    ] = 0
     log_every: PositiveCount = 20
     validate_every: PositiveCount = 200
     """Steps between two validations."""
@@ -110,10 +130,14 @@ class TrainConfig:
     all. After the last step, the best weights are scored on all of them.
     """
     checkpoint_every: PositiveCount = 100
-    device: Literal["cpu", "cuda", "mps"] = "cpu"
-    """Where the model is trained; of several processes, each takes a GPU, or all share the CPU. `mps` is the
-    GPU of an Apple computer, for one process.
-    """
+    device: Annotated[
+        Literal["cpu", "cuda", "mps"],
+        Option(
+            "--device",
+            "Train on this device. With cuda each of several processes uses a GPU; with cpu all share the "
+            "CPU. mps is the GPU of an Apple computer, for one process.",
+        ),
+    ] = "cpu"
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """What each of several processes keeps of the weights and the optimiser's state: `ddp` all of them,
     `fsdp` a part (PyTorch's FSDP2), for models beyond one device.
@@ -126,10 +150,17 @@ class TrainConfig:
     """Length of the text that each validation generates after the beginning of the held-out text; 0
     for none.
     """
-    tensorboard: bool = False
-    """Whether metrics are also written as TensorBoard events, to the run's folder `tensorboard`."""
-    wandb: bool = False
-    """Whether metrics are also sent to Weights & Biases."""
+    tensorboard: Annotated[
+        bool,
+        Option("--tensorboard", "Write the metrics as TensorBoard events too, in RUN/tensorboard."),
+    ] = False
+    wandb: Annotated[
+        bool,
+        Option(
+            "--wandb",
+            "Send the metrics to Weights & Biases too; with WANDB_MODE=offline, keep them in RUN/wandb.",
+        ),
+    ] = False
     peak_tflops: Annotated[float, Range(0, 1e9, exclusive=True)] | None = None
     """The operations that the device of one process can do, in 10^12 a second, of which metrics tell the
     share; null to measure a CPU or look up a GPU.

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import click
 
 from runtimes.base.errors import UserError, needs
 from runtimes.base.records import to_json
 from runtimes.cli.group import LongCommand
-from runtimes.cli.options import json_option, show
-from runtimes.contract.engine import NAMES, PLAN, Attention, Flavour, Hardware
+from runtimes.cli.options import json_option, options_of, show
+from runtimes.contract.engine import NAMES, PLAN
 from xl_export.cli.options import force_option, out_option, triton_option
+from xl_export.tensorrt.options import BuildOptions
 
 
 class Sizes(click.ParamType):
@@ -43,24 +44,6 @@ class Sizes(click.ParamType):
 @click.argument("artefact", type=click.Path(path_type=Path))
 @out_option
 @click.option(
-    "--flavour",
-    type=click.Choice(get_args(Flavour)),
-    default="tensorrt",
-    show_default=True,
-    help="tensorrt is TensorRT, which builds on the GPU that the engine is for. rtx is TensorRT-RTX, which "
-    "builds on any machine; the engine is compiled on the device that opens it, and "
-    "--compute-capability is needed.",
-)
-@click.option(
-    "--attention",
-    type=click.Choice(get_args(Attention)),
-    default="native",
-    show_default=True,
-    help="What computes attention. native is TensorRT's own kernels. plugin is the project's Triton "
-    "kernels, embedded in the plan; it needs --flavour tensorrt and an artefact of `xl-export export "
-    "--target tensorrt`.",
-)
-@click.option(
     "--compute-capability",
     metavar="8.6,12.0,…",
     help="The compute capabilities of the GPUs that the engine is for. It is needed with --flavour rtx and "
@@ -78,47 +61,7 @@ class Sizes(click.ParamType):
     type=Sizes(),
     help="How many rows a step has while single tokens are generated. The default is the number of --batch.",
 )
-@click.option(
-    "--tokens",
-    type=click.IntRange(min=1),
-    help="The usual segment length, for which kernels are timed. The default is the artefact's longest.",
-)
-@click.option(
-    "--hardware",
-    type=click.Choice(get_args(Hardware)),
-    default="same-gpu",
-    show_default=True,
-    help="The GPUs that the engine runs on, at some cost in speed: only this model, all of its compute "
-    "capability, or all from Ampere on. It needs --flavour tensorrt.",
-)
-@click.option(
-    "--version-compatible",
-    is_flag=True,
-    help="Let newer releases of the same major version run the engine. It needs --flavour tensorrt.",
-)
-@click.option(
-    "--refit",
-    is_flag=True,
-    help="Let the weights of the finished engine be replaced. It needs --flavour tensorrt.",
-)
-@click.option(
-    "--workspace-mib",
-    type=click.IntRange(1, 1 << 20),
-    help="How much scratch memory, in MiB, TensorRT's kernels may use. The default is all of the GPU's "
-    "memory.",
-)
-@click.option(
-    "--optimization-level",
-    type=click.IntRange(0, 5),
-    help="How long TensorRT searches for fast kernels: 0 is a quick build, 5 a thorough one. The default is "
-    "TensorRT's own.",
-)
-@click.option(
-    "--timing-cache",
-    type=click.Path(path_type=Path),
-    help="A file of measured kernels that makes later builds quicker. It is created, or extended. It needs "
-    "--flavour tensorrt and --attention native.",
-)
+@options_of(BuildOptions)
 @triton_option
 @force_option
 @json_option
@@ -140,7 +83,6 @@ def build_command(
     """
     with needs("tensorrt", "onnx", "tqdm"):
         from xl_export.tensorrt.build import build
-        from xl_export.tensorrt.options import BuildOptions
         from xl_export.tensorrt.trtexec import LINE
     capabilities = tuple(
         dict.fromkeys(part.strip() for part in (compute_capability or "").split(",") if part.strip())

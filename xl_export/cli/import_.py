@@ -10,9 +10,10 @@ import click
 from runtimes.base.errors import UserError, needs
 from runtimes.base.folders import refuse_existing
 from runtimes.base.kinds import IMPORTED
-from runtimes.cli.options import json_option, show
+from runtimes.cli.options import json_option, options_of, show
 from xl_export.cli.options import force_option
 from xl_export.importers import FORMATS
+from xl_export.importers.shared.settings import Settings, read_settings
 
 HELP = """Import SOURCE, a checkpoint of another project, as a run.
 
@@ -69,31 +70,7 @@ def _vocabulary_path(given: str | None) -> Path | None:
     help="JSON file with the next five options, under these names or the project's. A bare state dict "
     "may also need n_head, cutoffs and pre_lnorm.",
 )
-@click.option(
-    "--mem-len",
-    type=click.IntRange(min=0),
-    help="Tokens in the memory: mem_len of the project.",
-)
-@click.option(
-    "--segment",
-    type=click.IntRange(min=1),
-    help="Tokens in one step: tgt_len or block_sz of the project.",
-)
-@click.option(
-    "--mask",
-    type=click.Choice(["same-length", "full"]),
-    help="Attention mask: same-length if the project was run with its flag same_length, otherwise full.",
-)
-@click.option(
-    "--clamp-len",
-    type=click.IntRange(min=-1),
-    help="Largest distance with a position of its own: clamp_len of the project. 0 or -1 for no limit.",
-)
-@click.option(
-    "--ramp",
-    type=click.IntRange(min=1),
-    help="Width of the soft edge of adaptive spans: adapt_span_ramp of the project.",
-)
+@options_of(Settings)
 @click.option(
     "--allow-nonfinite",
     is_flag=True,
@@ -130,7 +107,6 @@ def import_command(
         from xl_export.importers.formats import open_source, recognise
         from xl_export.importers.self_check import check_import
         from xl_export.importers.shared.checkpoint import ImportOptions
-        from xl_export.importers.shared.settings import Settings, read_settings
         from xl_export.importers.write import import_record, write_run
     chosen = {} if settings is None else read_settings(settings).chosen(str(settings))
     chosen |= Settings(**flags).chosen("option")

@@ -4,41 +4,20 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
 from runtimes.base.errors import ConfigError, needs
 from runtimes.base.folders import refuse_inside
+from runtimes.base.options import record_of
 from runtimes.cli.group import LongCommand
-from runtimes.cli.options import threads_option
+from runtimes.cli.options import options_of, threads_option
 from runtimes.contract.device import Device
-from xl_export.serve.core.settings import MB, EngineSettings, Limits, StoreSettings, options, settings_of
+from xl_export.serve.core.settings import EngineSettings, Limits, StoreSettings
 
 PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client")
-
-
-def options_of(*kinds: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A decorator that gives a command the options of these settings, under the names of their fields."""
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        for kind in kinds:
-            for field, option in options(kind):
-                how: dict[str, Any] = {"is_flag": True}
-                default: Any = field.default
-                if not isinstance(default, bool):
-                    how = {
-                        "default": default // option.unit,
-                        "show_default": True,
-                        "type": click.IntRange(option.least, option.most),
-                        "metavar": "MB" if option.unit == MB else None,
-                    }
-                command = click.option(option.name, field.name, help=option.help, **how)(command)
-        return command
-
-    return decorate
 
 
 @click.command(
@@ -126,7 +105,7 @@ def serve_command(
         Source(
             name=own,
             path=path,
-            settings=settings_of(EngineSettings, settings),
+            settings=record_of(EngineSettings, settings),
             threads=threads,
             device=Device.parse(device) if device is not None else None,
         )
@@ -134,10 +113,10 @@ def serve_command(
     ]
     server = Server(
         sources,
-        limits=settings_of(Limits, settings),
+        limits=record_of(Limits, settings),
         keys=None if api_keys is None else read_keys(api_keys),
         state=state,
-        stream_limits=settings_of(StoreSettings, settings),
+        stream_limits=record_of(StoreSettings, settings),
         log=Log(None if quiet else sys.stderr),
     )
 

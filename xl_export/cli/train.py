@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -19,11 +19,9 @@ from runtimes.base.ranges import Range
 from runtimes.base.records import json_text, to_json
 from runtimes.base.startup import prepare_training
 from runtimes.cli.group import LongCommand
-from runtimes.cli.options import Number, json_option, show, text_as_progress, warn_of_too_many
+from runtimes.cli.options import Number, json_option, options_of, show, text_as_progress, warn_of_too_many
+from trainer.run.config import TrainConfig, built_in
 from xl_export.cli.options import PACKAGES, force_option
-
-if TYPE_CHECKING:
-    from trainer.run.config import TrainConfig
 
 PATH = click.Path(path_type=Path)
 MINUTES = 20.0  # of a run that is planned
@@ -70,27 +68,7 @@ LAUNCHED = (
     help="Change any key of the configuration, such as model.d_model=512 or optimizer.lr=3e-4. The value is "
     "JSON, or text without quotes. Can be given several times.",
 )
-@click.option(
-    "--text", type=PATH, help="Train on this UTF-8 text file. By default, a small English text is built in."
-)
-@click.option(
-    "--data", "data_", type=PATH, help="Train on this dataset, a folder that `xl-export prepare` has written."
-)
-@click.option(
-    "--vocab",
-    help="The tokens: byte, char, word or subword, or the vocabulary in this file: vocab.json, "
-    "tokenizer.json, or a SentencePiece .model.",
-)
-@click.option(
-    "--min-count",
-    type=click.IntRange(1, 1 << 40),
-    help="Leave words out of a vocabulary of words that appear less often than this.",
-)
-@click.option(
-    "--max-size",
-    type=click.IntRange(2, 1 << 24),
-    help="The most tokens of a vocabulary of words or subwords.",
-)
+@options_of(TrainConfig, defaults=False, text=PATH, data=PATH)
 @click.option(
     "--minutes",
     type=Number(Range(0.1, 1e6)),
@@ -104,24 +82,11 @@ LAUNCHED = (
     help="Fine-tune: start from the best weights of this run, trained or imported, with its vocabulary and "
     "model sizes, on another --text or --data.",
 )
-@click.option("--steps", type=click.IntRange(min=1), help="Train for this many steps.")
-@click.option("--seed", type=click.IntRange(min=0), help="Draw random numbers from this seed.")
-@click.option("--device", type=click.Choice(["cpu", "cuda", "mps"]), help="Train on this device.")
 @click.option(
     "--processes",
     type=click.IntRange(min=1),
     help="Train in this many processes on this machine. Each process has an equal share of the lanes, "
     "and either one GPU or an equal share of the CPU threads.",
-)
-@click.option(
-    "--tensorboard/--no-tensorboard",
-    default=None,
-    help="Write the metrics as TensorBoard events too, in RUN/tensorboard.",
-)
-@click.option(
-    "--wandb/--no-wandb",
-    default=None,
-    help="Send the metrics to Weights & Biases too; with WANDB_MODE=offline, keep them in RUN/wandb.",
 )
 @force_option
 @json_option
@@ -154,7 +119,6 @@ def train_command(
     if list_:
         _list(as_json)
         return
-    changes["data"] = changes.pop("data_")
     changes = {
         name: str(value) if name in ("text", "data") else value
         for name, value in changes.items()
@@ -163,8 +127,7 @@ def train_command(
     if show is not None:
         _refuse_two_vocabularies(changes)
         with needs("train", *PACKAGES):
-            from trainer.run.config import TrainConfig
-        click.echo(json_text(to_json(_changed(TrainConfig.load(show), set_, changes)), indent=2))
+            click.echo(json_text(to_json(_changed(TrainConfig.load(show), set_, changes)), indent=2))
         return
     _refuse_contradictions(config, out, resume_run, force, changes | ({"set": set_} if set_ else {}))
     _refuse_two_vocabularies(changes)
@@ -173,7 +136,6 @@ def train_command(
     _refuse_unplannable(plans, from_run, minutes, processes, changes)
     prepare_training()  # before PyTorch loads
     with needs("train", *PACKAGES):
-        from trainer.run.config import TrainConfig
         from trainer.training.launch import launch, reporting
         from trainer.training.loop import config_of, resume, train
     run = resume_run or out
@@ -213,7 +175,6 @@ def train_command(
 def _list(as_json: bool) -> None:
     with needs("train", *PACKAGES):
         from trainer.run.catalogue import catalogue
-        from trainer.run.config import built_in
     show({"configurations": sorted(built_in())}, catalogue(), as_json=as_json)
 
 

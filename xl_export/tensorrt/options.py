@@ -1,12 +1,16 @@
-"""The options of an engine build; `xl-export build` has an option for each."""
+"""How an engine is built, which is also the options of `xl-export build`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from runtimes.base.errors import ConfigError
+from runtimes.base.options import Option
+from runtimes.base.ranges import POSITIVE, Range
+from runtimes.base.records import refuse_out_of_range
 from runtimes.contract.engine import NAMES, Attention, Flavour, Hardware, Profile, refuse_unordered
 from runtimes.contract.precision import PRESETS, Precision
 from runtimes.contract.rule import MemoryRule
@@ -19,25 +23,85 @@ TARGETS = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")
 class BuildOptions:
     """How an engine is built from an artefact."""
 
-    # `tensorrt` builds and tunes on this machine's GPU; `rtx` builds anywhere, and the engine is compiled for
-    # the GPU that opens it.
-    flavour: Flavour = "tensorrt"
-    # `native` for TensorRT's own kernels, `plugin` for this project's Triton kernels, embedded in the plan.
-    attention: Attention = "native"
-    compute_capabilities: tuple[str, ...] = ()  # of the GPUs that an rtx engine runs on
-    batch: tuple[int, ...] = (1, 1, 8)  # least, usual and most rows of the segment profile
-    # The same of the single-token profile. None for the batch of the segment profile, or with the plugin for
-    # its usual size only.
+    flavour: Annotated[
+        Flavour,
+        Option(
+            "--flavour",
+            "tensorrt is TensorRT, which builds on the GPU that the engine is for. rtx is TensorRT-RTX, "
+            "which builds on any machine; the engine is compiled on the device that opens it, and "
+            "--compute-capability is needed.",
+        ),
+    ] = "tensorrt"
+    attention: Annotated[
+        Attention,
+        Option(
+            "--attention",
+            "What computes attention. native is TensorRT's own kernels. plugin is the project's Triton "
+            "kernels, embedded in the plan; it needs --flavour tensorrt and an artefact of `xl-export export "
+            "--target tensorrt`.",
+        ),
+    ] = "native"
+    #: Compute capabilities of the GPUs that an rtx engine runs on.
+    compute_capabilities: tuple[str, ...] = ()
+    #: Least, usual and most rows of the segment profile.
+    batch: tuple[int, ...] = (1, 1, 8)
+    #: The same for the single-token profile. None for the batch of the segment profile, or with the plugin
+    #: for its usual size only.
     token_batch: tuple[int, ...] | None = None
-    tokens: int | None = None  # the usual segment length; None for the artefact's longest
-    hardware: Hardware = "same-gpu"  # the GPUs that the engine runs on; more cost some speed
-    version_compatible: bool = False  # whether it runs on newer releases, which costs some speed
-    refit: bool = False  # whether the weights of the finished engine can be replaced
-    workspace_mib: int | None = None  # scratch memory of tactics; None for all of the GPU's memory
-    optimization_level: int | None = None  # from 0 (quick) to 5 (thorough); None for TensorRT's default
-    timing_cache: Path | None = None  # a file of measured kernels, which makes later builds quicker
+    tokens: Annotated[
+        Annotated[int, POSITIVE] | None,
+        Option(
+            "--tokens",
+            "The usual segment length, for which kernels are timed. The default is the artefact's longest.",
+        ),
+    ] = None
+    hardware: Annotated[
+        Hardware,
+        Option(
+            "--hardware",
+            "The GPUs that the engine runs on, at some cost in speed: only this model, all of its compute "
+            "capability, or all from Ampere on. It needs --flavour tensorrt.",
+        ),
+    ] = "same-gpu"
+    version_compatible: Annotated[
+        bool,
+        Option(
+            "--version-compatible",
+            "Let newer releases of the same major version run the engine, at some cost in speed. It needs "
+            "--flavour tensorrt.",
+        ),
+    ] = False
+    refit: Annotated[
+        bool,
+        Option("--refit", "Let the weights of the finished engine be replaced. It needs --flavour tensorrt."),
+    ] = False
+    workspace_mib: Annotated[
+        Annotated[int, Range(1, 1 << 20, whole=True)] | None,
+        Option(
+            "--workspace-mib",
+            "How much scratch memory, in MiB, TensorRT's kernels may use. The default is all of the GPU's "
+            "memory.",
+        ),
+    ] = None
+    optimization_level: Annotated[
+        Annotated[int, Range(0, 5, whole=True)] | None,
+        Option(
+            "--optimization-level",
+            "How long TensorRT searches for fast kernels: 0 is a quick build, 5 a thorough one. The default "
+            "is TensorRT's own.",
+        ),
+    ] = None
+    timing_cache: Annotated[
+        Path | None,
+        Option(
+            "--timing-cache",
+            "A file of measured kernels that makes later builds quicker. It is created, or extended. It "
+            "needs --flavour tensorrt and --attention native.",
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
+        refuse_out_of_range(self)
         name = NAMES[self.flavour]
         if self.flavour == "rtx":
             if self.attention == "plugin":

@@ -11,9 +11,10 @@ import functools
 import json
 import shlex
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_origin
 
 import numpy as np
 import pytest
@@ -30,11 +31,16 @@ from runtimes.base.kinds import (
     SITE,
     Kind,
 )
+from runtimes.base.options import Declared, declared
 from tests.architectures import ALL_ATTENTION, ARCHITECTURES
 from tests.commands import refused, xl
 from tests.trainer.data.corpus_files import make_source
 from tests.xl_export.importers.oracles import DATA
 from trainer.data.prepare import prepare
+from trainer.run.config import TrainConfig
+from xl_export.importers.shared.settings import Settings
+from xl_export.serve.core.settings import EngineSettings, Limits, StoreSettings
+from xl_export.tensorrt.options import BuildOptions
 
 Files = dict[str, bytes | str | None]
 BAD_TEXTS: Files = {"empty.txt": "", "few.txt": "ab", "odd.txt": "§" * 4000, "latin.txt": b"abc\xff" * 999}
@@ -282,6 +288,7 @@ REPLACE = [
      earlier(SERVER_MODEL, "models/a")),
     ("demo --out {ring}/inside", "which is an artefact"),
 ]  # fmt: skip
+
 ROWS = [*TRAIN, *EXPORT, *IMPORT, *PREPARE, *LOOK, *BUILD, *REPLACE]
 
 
@@ -320,6 +327,31 @@ def place(
         return folder / name
 
     return make
+
+
+# Commands with the options of dataclasses; what is wrong is refused before anything is opened.
+DECLARED: dict[str, tuple[type, ...]] = {
+    "train tiny --out out": (TrainConfig,),
+    "import x --describe": (Settings,),
+    "build x --out out": (BuildOptions,),
+    "serve x": (EngineSettings, Limits, StoreSettings),
+}
+
+
+@pytest.mark.parametrize("command", DECLARED)
+def test_an_option_accepts_what_its_field_accepts(command: str) -> None:
+    found = [each for record in DECLARED[command] for each in declared(record)]
+    values: list[tuple[Declared, object]] = []
+    for each in found:
+        if each.range:
+            ends = each.range.least - 1, each.range.most + each.option.unit
+            values += [(each, int(end // each.option.unit)) for end in ends if abs(end) < sys.float_info.max]
+            values.append((each, 1.5))
+        elif get_origin(each.kind) is Literal:
+            values.append((each, "sideways"))
+    assert len(values) >= 4
+    for each, value in values:
+        refused(xl(f"{command} {each.option.name}={value}"), each.option.name)
 
 
 def tree(folder: Path) -> dict[str, bytes]:

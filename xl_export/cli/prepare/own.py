@@ -13,8 +13,9 @@ from runtimes.base.files import refuse_replacing, refuse_unwritable
 from runtimes.base.folders import refuse_existing
 from runtimes.base.kinds import DATASET
 from runtimes.base.records import to_json
-from runtimes.cli.options import json_option, show
+from runtimes.cli.options import json_option, options_of, show
 from runtimes.contract.id_files import ID_TYPES
+from trainer.run.config import TrainConfig
 from xl_export.cli.options import force_option, out_option
 
 if TYPE_CHECKING:
@@ -31,12 +32,6 @@ documents_option = click.option(
     default="file",
     show_default=True,
     help="A document is a whole file, a line of a file, or the `text` of each line of JSON.",
-)
-min_count_option = click.option(
-    "--min-count",
-    type=click.IntRange(1, 1 << 40),
-    default=1,
-    help="Leave words out of a vocabulary of words that appear less often than this.",
 )
 
 
@@ -123,12 +118,7 @@ def tokens_command(
     "SentencePiece .model).",
 )
 @documents_option
-@min_count_option
-@click.option(
-    "--max-size",
-    type=click.IntRange(2, 1 << 24),
-    help="The most tokens of a vocabulary of words or subwords.",
-)
+@options_of(TrainConfig, only=("min_count", "max_size"))
 @out_options
 def text_command(
     train: tuple[Path, ...],
@@ -182,7 +172,7 @@ def text_command(
     help="A UTF-8 text to learn from, such as book.txt; give the option again for more files.",
 )
 @documents_option
-@min_count_option
+@options_of(TrainConfig, only=("min_count",))
 @click.option(
     "--out",
     required=True,

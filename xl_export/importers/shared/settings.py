@@ -9,11 +9,14 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from runtimes.base.errors import ConfigError
 from runtimes.base.files import read_json
-from runtimes.base.records import from_json
+from runtimes.base.options import Option
+from runtimes.base.ranges import Range
+from runtimes.base.records import from_json, refuse_out_of_range
+from runtimes.contract.model_facts import Positive, Size
 from runtimes.contract.rule import MAX_LENGTH, InitialMemory, Mask, MemoryRule
 
 
@@ -25,26 +28,38 @@ class Settings:
     show them.
     """
 
-    #: The project's own `mem_len`; its mask decides whether the own token counts.
-    mem_len: int | None = None
-    #: Number of tokens in one step (`tgt_len`, `block_sz`).
-    segment: int | None = None
-    #: `same-length` (the flag `same_length`) or `full`.
-    mask: Mask | None = None
-    #: The largest distance with its own position; 0 or -1 for no clamp.
-    clamp_len: int | None = None
-    #: Width of the soft edge of adaptive spans (`adapt_span_ramp`).
-    ramp: int | None = None
-    n_head: int | None = None
+    # The mask decides whether the own token counts.
+    mem_len: Annotated[Size | None, Option("--mem-len", "Tokens in the memory: mem_len of the project.")] = (
+        None
+    )
+    segment: Annotated[
+        Positive | None,
+        Option("--segment", "Tokens in one step: tgt_len or block_sz of the project."),
+    ] = None
+    mask: Annotated[
+        Mask | None,
+        Option(
+            "--mask",
+            "Attention mask: same-length if the project was run with its flag same_length, otherwise full.",
+        ),
+    ] = None
+    clamp_len: Annotated[
+        Annotated[int, Range(-1, MAX_LENGTH, whole=True)] | None,
+        Option(
+            "--clamp-len",
+            "Largest distance with a position of its own: clamp_len of the project. 0 or -1 for no limit.",
+        ),
+    ] = None
+    ramp: Annotated[
+        Positive | None,
+        Option("--ramp", "Width of the soft edge of adaptive spans: adapt_span_ramp of the project."),
+    ] = None
+    n_head: Positive | None = None
     cutoffs: tuple[int, ...] | None = None
     pre_lnorm: bool | None = None
 
     def __post_init__(self) -> None:
-        least = {"mem_len": 0, "segment": 1, "clamp_len": -1, "ramp": 1, "n_head": 1}
-        for name, value in least.items():
-            given = getattr(self, name)
-            if given is not None and not value <= given <= MAX_LENGTH:
-                raise ConfigError(f"{name} is {given}; expected {value} to {MAX_LENGTH}.")
+        refuse_out_of_range(self)
 
     def chosen(self, origin: str) -> dict[str, Setting]:
         """Returns those that are set, by name. origin: where the user set them."""

@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import Field, dataclass, fields
-from typing import Annotated, Any, TypeVar, get_type_hints
+from dataclasses import dataclass
+from typing import Annotated
 
-MB = 1 << 20
-Settings = TypeVar("Settings")
-
-
-@dataclass(frozen=True)
-class Option:
-    """The option of a field: its name, its range in `unit`, and its help."""
-
-    name: str
-    help: str
-    least: int = 1
-    most: int | None = None
-    #: The factor from the number of the option to the field's own, such as MB.
-    unit: int = 1
+from runtimes.base.options import MB, Option
+from runtimes.base.ranges import POSITIVE, Range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,18 +15,17 @@ class EngineSettings:
 
     rows: Annotated[
         int,
+        Range(1, 4096, whole=True),
         Option(
             "--rows",
             "The number of streams that advance at once; others wait. Each row needs the memory of a stream.",
-            most=4096,
         ),
     ] = 32
     queue: Annotated[
         int,
+        Range(1, 1 << 20, whole=True),
         Option(
-            "--queue",
-            "The number of requests that may wait for a row; more are answered with status 429.",
-            most=1 << 20,
+            "--queue", "The number of requests that may wait for a row; more are answered with status 429."
         ),
     ] = 1024
     #: Tokens of prompts that are fed in one iteration, padding included; at least one chunk is always fed.
@@ -51,6 +37,7 @@ class EngineSettings:
     # One state is always accepted.
     state_bytes: Annotated[
         int,
+        Range(MB, whole=True),
         Option(
             "--waiting-memory",
             "The most megabytes of streams that running requests hold next to the rows. For each model; more "
@@ -60,10 +47,10 @@ class EngineSettings:
     ] = 4096 * MB
     cache_bytes: Annotated[
         int,
+        Range(0, whole=True),
         Option(
             "--cache",
             "The most megabytes of memory for prompts that may come again, for each model; 0 keeps none.",
-            least=0,
             unit=MB,
         ),
     ] = 256 * MB
@@ -81,14 +68,14 @@ class EngineSettings:
 class Limits:
     """The most that one request may use, and how long a client may take for it."""
 
-    body_bytes: Annotated[int, Option("--max-body", "The largest body of a request.", most=4096, unit=MB)] = (
-        MB
-    )
-    prompt_tokens: Annotated[int, Option("--max-prompt", "The most tokens of the prompts of a request.")] = (
-        1 << 20
-    )
+    body_bytes: Annotated[
+        int, Range(MB, 4096 * MB, whole=True), Option("--max-body", "The largest body of a request.", unit=MB)
+    ] = MB
+    prompt_tokens: Annotated[
+        int, POSITIVE, Option("--max-prompt", "The most tokens of the prompts of a request.")
+    ] = 1 << 20
     max_tokens: Annotated[
-        int, Option("--max-tokens", "The most tokens that one choice of a request may have.")
+        int, POSITIVE, Option("--max-tokens", "The most tokens that one choice of a request may have.")
     ] = 1 << 17
     #: Log-probabilities of one answer: a token has one for itself and one for each of the likeliest next to
     #: it. Also the tokens of all choices of an answer that is not streamed.
@@ -117,16 +104,19 @@ class StoreSettings:
 
     ram_bytes: Annotated[
         int,
+        Range(0, whole=True),
         Option(
             "--stream-memory",
             "The most megabytes of idle streams that stay in memory; the others are only on the disk.",
-            least=0,
             unit=MB,
         ),
     ] = 1024 * MB
-    streams: Annotated[int, Option("--max-streams", "The most streams that one API key may have.")] = 10_000
+    streams: Annotated[
+        int, POSITIVE, Option("--max-streams", "The most streams that one API key may have.")
+    ] = 10_000
     owner_bytes: Annotated[
         int,
+        Range(MB, whole=True),
         Option(
             "--stream-disk",
             "The most megabytes on the disk for the memories of the streams of one API key. Their journals "
@@ -153,16 +143,3 @@ class StoreSettings:
             "model before it was fine-tuned.",
         ),
     ] = False
-
-
-def settings_of(kind: type[Settings], given: Mapping[str, Any]) -> Settings:
-    """The settings that the options of a command have given, in the units of the fields."""
-    return kind(**{field.name: given[field.name] * option.unit for field, option in options(kind)})
-
-
-def options(kind: Any) -> Iterator[tuple[Field[Any], Option]]:
-    """The fields of settings that are options of the command."""
-    hints = get_type_hints(kind, include_extras=True)
-    for field in fields(kind):
-        for option in getattr(hints[field.name], "__metadata__", ()):
-            yield field, option
