@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtimes.contract.vocabulary import ByteVocab
+from runtimes.contract.vocabulary import IdsVocab
 from runtimes.tasks.evaluate import evaluate
 from tests.architectures import ARCHITECTURES, RULE
 from tests.nightly import every
@@ -69,8 +68,7 @@ def test_validation_equals_evaluate_in_as_many_lanes(kind: str) -> None:
     tokens = np.random.default_rng(0).integers(0, 90, 250)
 
     def expected(tokens: np.ndarray) -> float:
-        session = TorchSession(model.eval(), ByteVocab(), rule, weights="test")
-        session.vocab = SimpleNamespace(size=90)  # type: ignore[assignment]
+        session = TorchSession(model.eval(), IdsVocab(90), rule, weights="test")
         score = evaluate(session, tokens, lanes=min(6, len(tokens) - 1))
         model.train()
         return score.bits_per_token

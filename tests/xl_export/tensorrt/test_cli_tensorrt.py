@@ -122,7 +122,7 @@ def test_running_an_engine_without_a_gpu_is_refused(
         refused(xl(command[0], built[0], *command[1:]), "no NVIDIA GPU can be used here")
 
 
-@pytest.mark.parametrize(("flavour", "advice"), [("tensorrt", ".[tensorrt]"), ("rtx", ".[tensorrt-rtx]")])
+@pytest.mark.parametrize(("flavour", "advice"), [("tensorrt", "tensorrt>="), ("rtx", "tensorrt-rtx>=")])
 def test_a_missing_tensorrt_comes_with_its_installation(
     artefacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flavour: str, advice: str
 ) -> None:

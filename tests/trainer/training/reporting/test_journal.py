@@ -44,7 +44,7 @@ def test_a_missing_library_is_one_sentence_before_anything_is_written(
     make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(MissingPackageError, match=r"wandb is not installed.*'\.\[wandb\]"):
+    with pytest.raises(MissingPackageError, match=r"wandb is not installed.* 'wandb>="):
         train(make_config(wandb=True), tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
 
