@@ -23,7 +23,7 @@ from benchmarks.configs import BenchmarkConfig
 from benchmarks.models import random_weights, write_run
 from runtimes import Session, check, load_memory, open_session, save_memory
 from runtimes.contract.engine import PLAN, Attention, Flavour
-from runtimes.contract.precision import MEMORY_IN_BYTES, PRESETS, MemoryPrecision, Precision
+from runtimes.contract.precision import MEMORY_PRESETS, PRESETS, MemoryPrecision, Precision
 from runtimes.contract.rule import Mask, MemoryRule
 from runtimes.contract.spec import CUDA_GRAPH
 from runtimes.contract.tensors import Form
@@ -71,7 +71,7 @@ class Graph:
 
         A coarse memory may round a key or value that lies between two numbers to either of them.
         """
-        memory = {"fp32": 0.0, "fp16": PRESETS["fp16"].tolerance, "int8": MEMORY_IN_BYTES[0]}[self.memory]
+        memory = MEMORY_PRESETS[self.memory].tolerances[0]
         return max(PRESETS[self.precision].tolerance, memory, LEAST_TOLERANCE)
 
 

@@ -25,7 +25,7 @@ from runtimes.base.ranges import Range
 from runtimes.base.records import Word, json_text, limits, to_json, type_hints
 from runtimes.base.sealed import SHA256
 from runtimes.contract.model_facts import SELECTIVE_FROM, SIZES, ModelFacts
-from runtimes.contract.precision import MEMORY_TYPES, MemoryPrecision, Precision
+from runtimes.contract.precision import MEMORY_PRESETS, MemoryPrecision, Precision
 from runtimes.contract.reference import ReferenceFile, StepReferenceFile
 from runtimes.contract.rule import Mask, MemoryRule
 from runtimes.contract.spec import ANSWERS, FUSED, GRAPH_FILES, REFERENCE, VOCAB, WEIGHTS, Spec, Target
@@ -115,7 +115,7 @@ def tables() -> dict[str, Any]:
         "max_value": MAX_VALUE,
         "max_states": MAX_STATES,
         "max_row_bytes": MAX_ROW_BYTES,
-        "memory_types": MEMORY_TYPES,
+        "memory_types": {name: preset.dtype for name, preset in MEMORY_PRESETS.items()},
         "cuts_change_nothing": {mask: masked(mask).cuts_change_nothing for mask in get_args(Mask)},
         "limits": {" ".join(choice): limits_of(*choice) for choice in choices},
         "graph_files": GRAPH_FILES,

@@ -24,6 +24,8 @@ class ElementType:
     tensorrt: str
     #: Name in the Open Inference Protocol; in Triton's configuration files, it follows `TYPE_`.
     inference: str
+    #: Whether each vector of a memory of this type has a scale, in a float32 tensor of its own.
+    scaled: bool = False
 
 
 ELEMENT_TYPES: dict[ElementName, ElementType] = {
@@ -66,5 +68,6 @@ ELEMENT_TYPES: dict[ElementName, ElementType] = {
         onnx_runtime="tensor(int8)",
         tensorrt="INT8",
         inference="INT8",
+        scaled=True,
     ),
 }

@@ -7,9 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
+from runtimes.base.element_types import ELEMENT_TYPES
 from runtimes.base.errors import ArtefactError, StreamError
-from runtimes.contract.precision import MEMORY_TYPES
+from runtimes.contract.precision import MEMORY_PRESETS
 from runtimes.contract.tensors import MAX_SCALE, SCALE, TensorSpec
+
+# By NumPy's names.
+TYPES = {str(preset.dtype): ELEMENT_TYPES[preset.dtype] for preset in MEMORY_PRESETS.values()}
 
 
 def in_bytes(array: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
@@ -39,9 +43,9 @@ def converted(
         if tensor.is_scale:
             continue
         array = left.pop(tensor.name, None)
-        if array is None or str(array.dtype) not in MEMORY_TYPES.values():
+        if array is None or str(array.dtype) not in TYPES:
             raise ArtefactError(f"{path} is damaged: {tensor.name} is missing or has no type of a memory.")
-        scales = left.pop(tensor.name + SCALE, None) if array.dtype == np.int8 else None
+        scales = left.pop(tensor.name + SCALE, None) if TYPES[str(array.dtype)].scaled else None
         _refuse_impossible(array, scales, path)
         if array.dtype == tensor.dtype:
             tensors[tensor.name] = np.array(array, order="C")
@@ -49,7 +53,7 @@ def converted(
                 tensors[tensor.name + SCALE] = np.array(scales, order="C")
             continue
         numbers = array.astype(np.float32) if scales is None else array * scales
-        if tensor.dtype == "int8":
+        if TYPES[tensor.dtype].scaled:
             tensors[tensor.name], tensors[tensor.name + SCALE] = in_bytes(numbers, -1)
             continue
         with np.errstate(over="ignore"):
@@ -66,7 +70,7 @@ def converted(
 
 def _refuse_impossible(array: np.ndarray, scales: np.ndarray | None, path: Path | str) -> None:
     """Raises ArtefactError for numbers that are not finite, and for scales that no vector has."""
-    if array.dtype == np.int8:
+    if TYPES[str(array.dtype)].scaled:
         if scales is None or scales.dtype != np.float32 or scales.shape != (*array.shape[:-1], 1):
             raise ArtefactError(f"{path} is damaged: a tensor of bytes has no scales.")
         array = scales

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from runtimes.base.element_types import ELEMENT_TYPES
 from runtimes.base.errors import ConfigError
 from runtimes.base.ranges import Range
 from runtimes.base.records import refuse_out_of_range
@@ -15,7 +16,6 @@ Precision = Literal["fp32", "fp16", "int8-stored", "int8", "int4"]
 MemoryPrecision = Literal["fp32", "fp16", "int8"]
 Float = Literal["float32", "float16"]
 MemoryType = Literal[Float, "int8"]  # of keys and values in memory
-MEMORY_TYPES: dict[MemoryPrecision, MemoryType] = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
 MIN_TOKENS = 256  # the smallest number of tokens by which a limit is judged
 Figure = Annotated[float, Range(-1, 1e15)]  # measured; a divergence slightly below 0 is rounding
 
@@ -53,13 +53,41 @@ PRESETS: dict[Precision, Preset] = {
     ),
 }
 QUANTISED: tuple[Precision, ...] = tuple(name for name, preset in PRESETS.items() if preset.bits < 16)
-# The largest and the mean difference from PyTorch with memory in int8, which rounds as the artefact does:
-# only a value between two bytes may go either way. The trained model of stories differed by 0.0027 at most,
-# and by 0.00006 in the mean. Where the reference holds other answers, memory in int8 has the limits of int8
-# weights.
-MEMORY_IN_BYTES = (2e-2, 2e-3)
-# The most bits per token that memory in a precision may lose against fp32.
-MEMORY_LIMITS: dict[MemoryPrecision, float] = {"fp32": 0.0, "fp16": 0.002, "int8": 0.002}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPreset:
+    """What is particular to a precision of the memory."""
+
+    #: Element type of keys and values.
+    dtype: MemoryType
+    #: Precision of weights that rounds as much: `check` has the same tolerances for both.
+    rounds_like: Precision
+    #: The largest and the mean difference that `check` allows from a reference whose memory is rounded in the
+    #: same way; None if no reference has such memory.
+    rounded_tolerances: tuple[float, float] | None = None
+    #: The most bits per token that it may lose against fp32.
+    limit: float
+
+    @property
+    def scaled(self) -> bool:
+        """Whether each key and value has a scale, in a tensor of its own."""
+        return ELEMENT_TYPES[self.dtype].scaled
+
+    @property
+    def tolerances(self) -> tuple[float, float]:
+        """`rounded_tolerances`, or the tolerances of weights that round as much."""
+        weights = PRESETS[self.rounds_like]
+        return self.rounded_tolerances or (weights.tolerance, weights.mean_tolerance)
+
+
+# A reference whose memory is in int8 too differs only where a value lies between two bytes, which may go
+# either way. The trained model of stories differed by 0.0027 at most, and by 0.00006 in the mean.
+MEMORY_PRESETS: dict[MemoryPrecision, MemoryPreset] = {
+    "fp32": MemoryPreset(dtype="float32", rounds_like="fp32", limit=0.0),
+    "fp16": MemoryPreset(dtype="float16", rounds_like="fp16", limit=0.002),
+    "int8": MemoryPreset(dtype="int8", rounds_like="int8", rounded_tolerances=(2e-2, 2e-3), limit=0.002),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +164,7 @@ def named(precision: Precision, memory: MemoryPrecision) -> str:
 
 def verdict(precision: Precision, memory: MemoryPrecision, measured: Measured) -> str:
     """Whether the loss of a preset is within its limit, in words; a few tokens are not enough to judge it."""
-    limit = max(PRESETS[precision].limit, MEMORY_LIMITS[memory])
+    limit = max(PRESETS[precision].limit, MEMORY_PRESETS[memory].limit)
     if measured.tokens < MIN_TOKENS:
         return "too few tokens to judge"
     return f"{'within' if measured.bits_lost <= limit else 'BEYOND'} the limit of {limit}"

@@ -36,8 +36,7 @@ from runtimes.contract.memory import MAX_BATCH
 from runtimes.contract.memory_identity import MemoryIdentity, layout_of
 from runtimes.contract.model_facts import FROM_SEGMENT_END, ModelFacts, Positive
 from runtimes.contract.precision import (
-    MEMORY_IN_BYTES,
-    MEMORY_TYPES,
+    MEMORY_PRESETS,
     PRESETS,
     QUANTISED,
     Measured,
@@ -178,8 +177,13 @@ class Spec:
 
     @property
     def state_dtype(self) -> MemoryType:
-        """The type of the memory tensors; those of bytes have scales, which are float32."""
-        return MEMORY_TYPES[self.memory_precision]
+        """The type of the memory tensors, except scales, which are float32."""
+        return MEMORY_PRESETS[self.memory_precision].dtype
+
+    @property
+    def scaled_memory(self) -> bool:
+        """Whether each vector of the memory has a scale, in a tensor of its own."""
+        return MEMORY_PRESETS[self.memory_precision].scaled
 
     @property
     def circular(self) -> bool:
@@ -382,15 +386,16 @@ def tolerances(
     # An engine multiplies by its stored weights in fp16 and rounds no activations to fewer bits. Where the
     # reference is of the stored weights, it must be as near as one of fp16.
     weights = PRESETS["fp16" if target == "tensorrt" and answers == "stored-weights" else precision]
-    remembered = (PRESETS[memory].tolerance, PRESETS[memory].mean_tolerance)
+    preset = MEMORY_PRESETS[memory]
+    remembered = (PRESETS[preset.rounds_like].tolerance, PRESETS[preset.rounds_like].mean_tolerance)
     if answers == "memory-in-bytes":
-        remembered = MEMORY_IN_BYTES
+        remembered = preset.tolerances
     return max(weights.tolerance, remembered[0]), max(weights.mean_tolerance, remembered[1])
 
 
 def limits(precision: Precision, memory: MemoryPrecision, target: Target) -> tuple[Answers, float, float]:
     """Whose answers the reference holds, and the `tolerances` of `check`."""
-    answers: Answers = "memory-in-bytes" if memory == "int8" else "exported"
+    answers: Answers = "memory-in-bytes" if MEMORY_PRESETS[memory].rounded_tolerances else "exported"
     if precision in QUANTISED:
         answers = "stored-weights"
     return answers, *tolerances(precision, memory, target, answers)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 
-from runtimes.base.element_types import ElementName
+from runtimes.base.element_types import ELEMENT_TYPES, ElementName
 from runtimes.base.errors import ConfigError
 from runtimes.base.ranges import Range
 from runtimes.base.records import Word
@@ -241,17 +241,19 @@ def state_tensors(
     shapes: those of the form `own`, in order. They must be empty with every other form, whose tensors follow
     from the model alone. Raises ConfigError where they are not, and for sizes that no memory has.
 
-    dtype: that of keys and values. int8 is for rings; each tensor of bytes is followed by its scales, float32
-    [B, H, S, 1].
+    dtype: the type of keys and values. A type with scales, such as int8, is for rings; each tensor of it is
+    followed by its scales, float32 [B, H, S, 1].
 
     ring: keys and values [B, H, S, K]. shift: keys and values [B, H, M, K]. hidden: layer inputs [B, M, D]. M
     and S follow from the longest span of the head group. If a layer has several head groups, the names have
     the number of the group.
     """
     facts = FORM_FACTS[form]
-    if dtype == "int8" and not facts.circular:
+    scaled = ELEMENT_TYPES[dtype].scaled
+    if scaled and not facts.circular:
         raise ConfigError(
-            f"only ring memory can be int8, and this memory is {form}; give memory in fp16, or ring memory."
+            f"only ring memory can be {dtype}, and this memory is {form}; give memory in fp16, or ring "
+            "memory."
         )
     own = facts.holds == "own"
     if shapes and not own:
@@ -270,7 +272,7 @@ def state_tensors(
         for past, present in facts.tensors:
             past, present = past.format(group_name), present.format(group_name)
             states.append(TensorSpec(name=past, present=present, dtype=dtype, shape=("batch", *row)))
-            if dtype == "int8":
+            if scaled:
                 shape: tuple[int | str, ...] = ("batch", *row[:-1], 1)
                 states.append(
                     TensorSpec(name=past + SCALE, present=present + SCALE, dtype="float32", shape=shape)

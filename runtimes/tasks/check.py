@@ -151,7 +151,7 @@ def _against(spec: Spec) -> str:
     if spec.answers == "stored-weights":
         return "the stored weights in fp32"
     if spec.answers == "memory-in-bytes":
-        return "PyTorch with int8 memory"
+        return f"PyTorch with {spec.memory_precision} memory"
     return "PyTorch"
 
 

@@ -20,7 +20,7 @@ from runtimes.base.kinds import ARTEFACT
 from runtimes.base.machine import package_versions
 from runtimes.contract.memory import MAX_BATCH
 from runtimes.contract.memory_identity import MemoryIdentity
-from runtimes.contract.precision import QUANTISED, MemoryPrecision, MemoryType, Precision
+from runtimes.contract.precision import MEMORY_PRESETS, QUANTISED, MemoryPrecision, MemoryType, Precision
 from runtimes.contract.promises import PROMISES, Promise
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import GRAPH, Spec, Target
@@ -168,7 +168,7 @@ def refuse_other_rules(rule: MemoryRule) -> None:
 
 
 def refuse_precisions(target: Target, precision: Precision, memory_precision: MemoryPrecision) -> None:
-    """Raises ConfigError for memory in int8, whose scales a traced step does not have, and for quantised
+    """Raises ConfigError for memory with scales, which a traced step does not have, and for quantised
     weights in a graph for engines, because a trace lacks the names of the layers' matrices.
     """
     if target == "tensorrt" and precision in QUANTISED:
@@ -176,8 +176,10 @@ def refuse_precisions(target: Target, precision: Precision, memory_precision: Me
             f"a traced step for TensorRT has its weights in fp16 or fp32, and {precision} was given; give "
             "one of the two."
         )
-    if memory_precision == "int8":
-        raise ConfigError("a traced step has no scales for memory in int8; give memory in fp16.")
+    if MEMORY_PRESETS[memory_precision].scaled:
+        raise ConfigError(
+            f"a traced step has no scales for memory in {memory_precision}; give memory in fp16."
+        )
 
 
 def refuse_for_named(spec: Spec, text: Path | None) -> None:

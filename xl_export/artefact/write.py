@@ -23,7 +23,7 @@ from runtimes.base.kinds import ARTEFACT
 from runtimes.base.machine import refuse_beyond_memory
 from runtimes.base.records import json_text, to_json
 from runtimes.base.sealed import file_facts
-from runtimes.contract.precision import Measured, MeasuredStep, MemoryPrecision, Precision
+from runtimes.contract.precision import MEMORY_PRESETS, Measured, MeasuredStep, MemoryPrecision, Precision
 from runtimes.contract.reference import Reference, StepReference, save_reference
 from runtimes.contract.sampling import GENAI, Sampler, write_sampling
 from runtimes.contract.session import Session
@@ -64,10 +64,10 @@ def precisions_for(
         if value is not None and value not in choices:
             raise ConfigError(f"{name} is {value!r:.20}; expected one of {', '.join(choices)}.")
     if target != "tensorrt":
-        if target == "web" and memory_precision == "int8":
+        if target == "web" and memory_precision and MEMORY_PRESETS[memory_precision].scaled:
             raise ConfigError(
-                "WebGPU has no numbers of 8 bits, as a memory in int8 needs; give it in fp16, or another "
-                "target than web: browsers compute other graphs in WebAssembly."
+                f"WebGPU has no numbers of 8 bits, as a memory in {memory_precision} needs; give it in "
+                "fp16, or another target than web: browsers compute other graphs in WebAssembly."
             )
         return precision or "fp32", memory_precision or "fp32"
     if precision == "int8-stored":

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from runtimes.base.element_types import ELEMENT_TYPES
 from runtimes.base.files import write_json
 from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.base.kinds import POLYGRAPHY
@@ -72,7 +73,7 @@ def command_lines(artefact: Path, session: OrtSession) -> list[str]:
     relative = RELATIVE[spec.state_dtype]
     files = ["--load-inputs", INPUTS, "--load-outputs", ANSWERS]
     # A value between two bytes may go either way.
-    in_bytes = [f"{state.present}:1" for state in spec.state if state.dtype == "int8"]
+    in_bytes = [f"{state.present}:1" for state in spec.state if ELEMENT_TYPES[state.dtype].scaled]
     tolerances = ["--atol", f"{spec.tolerance:g}", *in_bytes, "--rtol", f"{relative:g}"]
     graph = str((artefact / GRAPH).resolve())
     lines = [["polygraphy", "run", graph, "--onnxrt"]]

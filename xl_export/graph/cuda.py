@@ -22,7 +22,7 @@ def refuse_unfit(spec: Spec, config: ModelConfig) -> None:
     faults = {
         f"memory is {spec.form}, expected ring": not spec.circular,
         f"the weights are stored as {spec.storage}, expected external": spec.storage != "external",
-        "memory is in int8, expected fp32 or fp16": spec.state_dtype == "int8",
+        f"memory is in {spec.memory_precision}, expected fp32 or fp16": spec.scaled_memory,
         f"heads are {width} wide, expected a multiple of 4 up to {WIDEST}": width % 4 or width > WIDEST,
         "the spans have an epsilon, expected none": config.span is not None and config.span.epsilon,
     }

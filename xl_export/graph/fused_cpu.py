@@ -163,16 +163,16 @@ class FusedStepGraph(StepGraph):
         width: int,
     ) -> ir.Value:
         """Returns the first output [B, T, width] of a node with memory; appends the others to `present`."""
-        in_bytes = self.spec.state_dtype == "int8"
+        scaled = self.spec.scaled_memory
         answer, *kept = self.op.custom(
-            DOMAIN, name + OVER[self.spec.state_dtype], inputs, attributes, outputs=5 if in_bytes else 3
+            DOMAIN, name + OVER[self.spec.state_dtype], inputs, attributes, outputs=5 if scaled else 3
         )
         # ONNX Runtime knows no shapes behind an operator of another library. If they are declared, it makes
         # one node of a residual addition, its bias and the LayerNormalization behind it.
         answer.dtype = ir.DataType.FLOAT
         answer.shape = ir.Shape(["batch", "tokens", width])
-        # The operator gives keys, values and the scales of both; the spec has scales behind their bytes.
-        present += [kept[at] for at in (0, 2, 1, 3)] if in_bytes else kept
+        # The operator gives keys, values and the scales of both; the spec has scales behind their numbers.
+        present += [kept[at] for at in (0, 2, 1, 3)] if scaled else kept
         return answer
 
     def operator_inputs(self, group: Group, query: ir.Value, context: ir.Value) -> list[ir.Value | None]:
@@ -199,7 +199,7 @@ class FusedStepGraph(StepGraph):
             None,
             *persistent,
         ]
-        if self.spec.state_dtype == "int8":
+        if self.spec.scaled_memory:
             names = [f"past_key_values.{group.name}.{kind}{SCALE}" for kind in ("key", "value")]
             inputs += [None, None, *(self.inputs[name] for name in names)]
         while inputs[-1] is None:

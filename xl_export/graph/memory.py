@@ -15,15 +15,17 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from runtimes.contract.precision import MemoryType
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import Spec
 from runtimes.contract.tensors import SCALE, HeadGroup
 from trainer.model.config import ModelConfig
 from trainer.model.terms import ModelTerms
 from xl_export.graph.layers import Layers, Weights
-from xl_export.graph.ops import Ops, graph_input
+from xl_export.graph.ops import TYPES, Ops, graph_input
 from xl_export.graph.visibility import StepMask, make_mask
 
+COMPUTED: MemoryType = "float32"  # the type of everything but memory
 MOST = np.float32(127)  # the largest byte; -128 is not used
 
 
@@ -143,7 +145,7 @@ class MemoryLayers(Layers):
         mask = self.mask_of(group)
         name = f"past_key_values.{group.name}.{kind}"
         past = self.inputs[name]
-        if self.spec.state_dtype == "int8":
+        if self.spec.scaled_memory:
             stored = bytes_and_scales(op, new)
             pasts = past, self.inputs[name + SCALE]
             pair = [self.write_ring(group, *sides) for sides in zip(pasts, stored, strict=True)]
@@ -168,11 +170,12 @@ class MemoryLayers(Layers):
 
     def to_memory(self, x: ir.Value) -> ir.Value:
         """x in the type of the memory tensors."""
-        return self.op.Cast(x, to=int(ir.DataType.FLOAT16)) if self.spec.state_dtype == "float16" else x
+        dtype = self.spec.state_dtype
+        return x if dtype == COMPUTED else self.op.Cast(x, to=int(TYPES[dtype]))
 
     def from_memory(self, x: ir.Value) -> ir.Value:
-        """A memory tensor in float32, the type of all computation."""
-        return self.op.Cast(x, to=int(ir.DataType.FLOAT)) if self.spec.state_dtype == "float16" else x
+        """A memory tensor in the type of all computation."""
+        return x if self.spec.state_dtype == COMPUTED else self.op.Cast(x, to=int(TYPES[COMPUTED]))
 
     def initial(self, group: Group, kind: str) -> np.ndarray:
         """The key or value [h, 1, K] of a hidden state of zero: zero, or W·beta behind a LayerNorm."""

@@ -27,14 +27,15 @@ class GraphStep(nn.Module):
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         inputs, outputs = self.spec.signature
-        half = self.spec.state_dtype == "float16"
+        dtype = getattr(torch, self.spec.state_dtype)
+        narrow = dtype != torch.float32
         fed = dict(zip((tensor.name for tensor in inputs), tensors, strict=False))
         memory = tensors[len(fed) :]
         # A ring is written in its own type, and everything else computes in float32.
-        past = memory if self.spec.circular or not half else tuple(tensor.float() for tensor in memory)
+        past = memory if self.spec.circular or not narrow else tuple(tensor.float() for tensor in memory)
         given = {name: fed[name] for name in self._step.inputs}
         results, after = self._step(given, fed[POSITIONS], past)
-        present = [tensor.half() if half else tensor for tensor in after]
+        present = [tensor.to(dtype) if narrow else tensor for tensor in after]
         if not self.spec.language_model:
             return (*(results[tensor.name] for tensor in outputs), *present)
         hidden = results[LOGITS]
