@@ -53,11 +53,8 @@ def description(field: griffe.Attribute) -> str | None:
     if field.docstring:
         return field.docstring.value
     for node in ast.walk(ast.parse(str(field.annotation), mode="eval")):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            if node.func.id == "Option":
-                return str(ast.literal_eval(node.args[1]))
-            if node.func.id == "Setting":
-                return next(str(ast.literal_eval(each.value)) for each in node.keywords if each.arg == "help")
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Option":
+            return str(ast.literal_eval(node.args[1]))
     return None
 
 

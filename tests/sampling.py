@@ -65,7 +65,8 @@ def read_cases() -> list[dict[str, Any]]:
 def range_cases() -> list[dict[str, Any]]:
     """Values at the ends of each setting's range, and beyond them with the range in words."""
     cases = []
-    for name, setting in SETTINGS.items():
+    for name, declared in SETTINGS.items():
+        setting = declared.range
         beyond = 2 if name == "top_k" else 0.005  # a top_k of 0 means all tokens in C++
         for value in (setting.least - beyond, setting.least, setting.most, setting.most + beyond):
             expected = None if value in setting else setting.expected

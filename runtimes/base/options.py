@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, fields
 from typing import Any, TypeVar, get_args, get_origin
 
-from runtimes.base.ranges import Range
+from runtimes.base.ranges import ANY, Range
 from runtimes.base.records import UNIONS, limits, type_hints
 
 MB = 1 << 20
@@ -37,8 +37,8 @@ class Declared:
     option: Option
     #: Type of the field without limits and without None.
     kind: Any
-    #: Range of the field; None if it has no range.
-    range: Range | None
+    #: Range of the field; all numbers if it has no range.
+    range: Range
 
 
 def declared(record: Any) -> Iterator[Declared]:
@@ -51,7 +51,7 @@ def declared(record: Any) -> Iterator[Declared]:
             kind, more = limits(next(each for each in get_args(kind) if each is not type(None)))
             ranges = [*ranges, *more]
         for option in found:
-            yield Declared(field, option, kind, next((r for r in ranges if isinstance(r, Range)), None))
+            yield Declared(field, option, kind, next((r for r in ranges if isinstance(r, Range)), ANY))
 
 
 def record_of(kind: type[Record], given: Mapping[str, Any]) -> Record:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,26 +15,17 @@ from runtimes.base.files import refuse_unwritable
 from runtimes.base.records import json_text, to_json
 from runtimes.cli.group import LongCommand
 from runtimes.cli.lines import FORMATS, Format, read_prompts
-from runtimes.cli.options import Number, device_option, folder_argument, threads_option
+from runtimes.cli.options import Number, device_option, folder_argument, options_of, threads_option
 from runtimes.contract.device import Device
-from runtimes.contract.sampling import SETTINGS
+from runtimes.contract.sampling import MOST_TOP_K, SETTINGS, Sampler
 from runtimes.contract.saved_streams import holds_streams, load_memory, save_memory
 from runtimes.contract.vocabulary import Vocab, decode
 from runtimes.sessions.open import open_session
 from runtimes.tasks.beams import LENGTH_PENALTIES, Continuation, beam_search, best_of
 from runtimes.tasks.generate import Piece, Prompt, encode_prompt, generate
 
-
-def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with an option for each field of a Sampler; one that is not given is None."""
-    for name, setting in reversed(SETTINGS.items()):
-        all_tokens = name == "top_k"
-        command = click.option(
-            f"--{name.replace('_', '-')}",
-            type=click.IntRange(0, int(setting.most)) if all_tokens else Number(setting),
-            help=setting.help + " 0 means from all." * all_tokens,
-        )(command)
-    return command
+# An option that is not given is None. The --top-k of a command may be 0, for all tokens.
+sampling_options = options_of(Sampler, defaults=False, top_k=click.IntRange(0, MOST_TOP_K))
 
 
 @click.command(
@@ -44,7 +35,7 @@ def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
         "Prompts": "--prompt --prompt-ids --prompts --format",
         "Output": "--tokens --stop --ids --json",
         "Sampling, by default as the model recommends": " ".join(
-            f"--{name.replace('_', '-')}" for name in (*SETTINGS, "seed")
+            [*(each.option.name for each in SETTINGS.values()), "--seed"]
         ),
         "Search": "--best-of --beams --length-penalty",
         "Saved streams": "--save-memory --load-memory --adopt-streams",

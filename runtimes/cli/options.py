@@ -76,13 +76,13 @@ def _how(each: Declared, given: click.ParamType | None, default: Any) -> dict[st
         kind = click.Choice(get_args(each.kind))
     elif given is None and each.kind is Path:
         kind = click.Path(path_type=Path)
-    elif given is None and each.range and each.range.whole:
+    elif given is None and each.range.whole:
         least, most = (
             None if end == limit else int(end // unit)
             for end, limit in ((each.range.least, ANY.least), (each.range.most, ANY.most))
         )
         kind = click.IntRange(least, most)
-    elif given is None and each.range:
+    elif given is None and each.kind is float:
         kind = Number(each.range)
     return {
         "name": name,

@@ -8,26 +8,20 @@ from __future__ import annotations
 
 import codecs
 import os
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 from runtimes.base.errors import UserError
 from runtimes.base.files import read_bytes, read_json, write_json
+from runtimes.base.options import Option, declared
 from runtimes.base.ranges import Range
-from runtimes.base.records import from_json
+from runtimes.base.records import from_json, refuse_out_of_range
 
 SAMPLING = "sampling.json"
 MOST_TOP_K = 2**53 - 1  # the largest whole number that every language reads exactly
 LEAST_FLOAT32 = 2.0**-126
 GENAI = "genai_config.json"  # onnxruntime-genai's own file, which repeats the settings that it knows
-
-
-@dataclass(frozen=True)
-class Setting(Range):
-    """The range and the purpose of a setting, for help texts, descriptions and errors."""
-
-    help: str = field(kw_only=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,44 +33,51 @@ class Sampler:
 
     temperature: Annotated[
         float,
-        Setting(
-            0, 1e6, help="Below 1 likely tokens become likelier, above 1 less so; 0 takes the likeliest."
+        Range(0, 1e6),
+        Option(
+            "--temperature",
+            "Below 1 likely tokens become likelier, above 1 less so; 0 takes the likeliest.",
         ),
     ] = 1.0
     top_k: Annotated[
-        int | None, Setting(1, MOST_TOP_K, whole=True, help="Draw from the k likeliest tokens.")
+        Annotated[int, Range(1, MOST_TOP_K, whole=True)] | None,
+        Option("--top-k", "Draw from the k likeliest tokens. In a command or request, 0 draws from all."),
     ] = None
     top_p: Annotated[
         float,
-        Setting(
-            0, 1, exclusive=True, help="Draw from the fewest likeliest tokens with this total probability."
-        ),
+        Range(0, 1, exclusive=True),
+        Option("--top-p", "Draw from the fewest likeliest tokens with this total probability."),
     ] = 1.0
     min_p: Annotated[
         float,
-        Setting(0, 1, help="Draw from tokens with at least this fraction of the highest probability."),
+        Range(0, 1),
+        Option("--min-p", "Draw from tokens with at least this fraction of the highest probability."),
     ] = 0.0
     repetition_penalty: Annotated[
         float,
-        Setting(
-            0.01,
-            100,
-            help="Above 1 makes tokens of the prompt and of the generated text less likely: positive logits "
-            "are divided by it, negative ones multiplied.",
+        Range(0.01, 100),
+        Option(
+            "--repetition-penalty",
+            "Above 1 makes tokens of the prompt and of the generated text less likely: positive logits are "
+            "divided by it, negative ones multiplied.",
         ),
     ] = 1.0
     presence_penalty: Annotated[
-        float, Setting(-2, 2, help="Subtracted from the logit of each token that was generated before.")
+        float,
+        Range(-2, 2),
+        Option("--presence-penalty", "Subtracted from the logit of each token that was generated before."),
     ] = 0.0
     frequency_penalty: Annotated[
         float,
-        Setting(-2, 2, help="Subtracted from the logit of a token for each time it was generated before."),
+        Range(-2, 2),
+        Option(
+            "--frequency-penalty",
+            "Subtracted from the logit of a token for each time it was generated before.",
+        ),
     ] = 0.0
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            if (value := getattr(self, each.name)) != each.default:
-                SETTINGS[each.name].check(each.name, value)
+        refuse_out_of_range(self)
 
     def replaced(self, **settings: Any) -> Sampler:
         """This sampler with some settings replaced. None keeps a setting; top_k 0 draws from all tokens."""
@@ -97,9 +98,7 @@ class Sampler:
         return ", ".join(words) or "temperature 1"
 
 
-SETTINGS: dict[str, Setting] = {
-    name: hint.__metadata__[0] for name, hint in get_type_hints(Sampler, include_extras=True).items()
-}
+SETTINGS = {each.field.name: each for each in declared(Sampler)}
 
 
 def read_sampling(folder: Path) -> Sampler:

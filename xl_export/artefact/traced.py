@@ -18,6 +18,7 @@ from runtimes.base.errors import ConfigError
 from runtimes.base.folders import refuse_existing
 from runtimes.base.kinds import ARTEFACT
 from runtimes.base.machine import package_versions
+from runtimes.base.ranges import Range
 from runtimes.contract.memory import MAX_BATCH
 from runtimes.contract.memory_identity import MemoryIdentity
 from runtimes.contract.precision import MEMORY_PRESETS, QUANTISED, MemoryPrecision, MemoryType, Precision
@@ -250,8 +251,8 @@ def module_spec(step: ModuleStep, vocab: Vocab | None, rule: MemoryRule, memory:
 
 def refuse_other_rows(rows: int | None) -> None:
     """Raises ConfigError for a number of rows that no step has."""
-    if rows is not None and (not isinstance(rows, int) or not 1 <= rows <= MAX_BATCH):
-        raise ConfigError(f"rows is {rows!r:.40}; expected 1 to {MAX_BATCH}, or None.")
+    if rows is not None:
+        Range(1, MAX_BATCH, whole=True).check("rows", rows, ConfigError)
 
 
 def fixed_tokens(spec: Spec, rows: int | None, tokens: Collection[int] | None) -> tuple[int, ...]:

@@ -40,6 +40,7 @@ from xl_export.cli.options import (
 
 # What the option says: the attention for which the graph is written.
 ATTENTION_AS: dict[str, Attention] = {"node": "plugin", "operators": "native"}
+RULE = ("mem_len", "segment", "mask", "clamp_len", "initial_memory")  # options that change the memory rule
 
 
 def _counts(ctx: click.Context, option: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -174,22 +175,14 @@ def _counts(ctx: click.Context, option: click.Parameter, value: str | None) -> t
 def export_command(
     run: Path,
     out: Path,
-    exporter: Exporter,
-    memory: Form | None,
-    target: Target,
     attention_as: str | None,
-    precision: Precision | None,
-    memory_precision: MemoryPrecision | None,
-    text: Path | None,
     single_file: bool,
     ort: bool,
-    rows: int | None,
-    tokens: tuple[int, ...] | None,
     triton: Path | None,
     triton_backend: str,
     force: bool,
     as_json: bool,
-    **changes: Any,
+    **choices: Any,
 ) -> None:
     """Export RUN to an artefact, a folder that needs no PyTorch.
 
@@ -210,43 +203,36 @@ def export_command(
         from xl_export.artefact.export import export
         from xl_export.artefact.validate import FailingCheckWarning
         from xl_export.deployment.model_repository import model_folder, write_model, write_session
-    attention = ATTENTION_AS[attention_as] if attention_as else None
     if single_file and ort:
         raise UserError("--ort writes one file already, step.ort; leave out --single-file.")
     session = triton_backend == "python"
     if ort and triton and not session:
         raise UserError("--triton needs the graph as step.onnx; leave out --ort.")
-    if session and (memory not in (None, "ring") or target == "web"):
+    if session and (choices["memory"] not in (None, "ring") or choices["target"] == "web"):
         raise UserError(
             "--triton-backend python needs memory that is written in place; give --memory ring and another "
             "target than web."
         )
     storage: Storage = "single-file" if single_file else "ort" if ort else "external"
-    overrides = {key: value for key, value in changes.items() if value is not None}
-    if tokens:
-        overrides.setdefault("segment", max(tokens))
-    if overrides.get("clamp_len") == 0:
-        overrides["clamp_len"] = None
+    given = {name: choices.pop(name) for name in RULE}
+    changes = {name: value for name, value in given.items() if value is not None}
+    if choices["tokens"]:
+        changes.setdefault("segment", max(choices["tokens"]))
+    if changes.get("clamp_len") == 0:
+        changes["clamp_len"] = None
     if triton:  # refused before anything is exported
         model_folder(out, triton, force=force)
-    rule = dataclasses.replace(load_run(run).config.evaluation, **overrides) if overrides else None
+    rule = dataclasses.replace(load_run(run).config.evaluation, **changes) if changes else None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FailingCheckWarning)  # the check below says it
         export(
             run,
             out,
-            exporter=exporter,
-            memory=memory,
             rule=rule,
-            target=target,
-            attention=attention,
-            precision=precision,
-            memory_precision=memory_precision,
-            text=text,
+            attention=ATTENTION_AS[attention_as] if attention_as else None,
             storage=storage,
-            rows=rows,
-            tokens=tokens,
             force=force,
+            **choices,
         )
     report = check(out, device="cpu")
     spec = load_spec(out)

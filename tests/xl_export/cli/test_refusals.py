@@ -343,7 +343,7 @@ def test_an_option_accepts_what_its_field_accepts(command: str) -> None:
     found = [each for record in DECLARED[command] for each in declared(record)]
     values: list[tuple[Declared, object]] = []
     for each in found:
-        if each.range:
+        if each.range.whole:
             ends = each.range.least - 1, each.range.most + each.option.unit
             values += [(each, int(end // each.option.unit)) for end in ends if abs(end) < sys.float_info.max]
             values.append((each, 1.5))

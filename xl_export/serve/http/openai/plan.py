@@ -39,7 +39,7 @@ AT_LEAST_1 = msgspec.Meta(ge=1)
 
 def bounds(name: str) -> msgspec.Meta:
     """The range of a setting of the sampler."""
-    setting = SETTINGS[name]
+    setting = SETTINGS[name].range
     if setting.exclusive and name not in SPECIAL:
         return msgspec.Meta(gt=setting.least, le=setting.most)
     return msgspec.Meta(ge=SPECIAL.get(name, setting.least), le=setting.most)
@@ -47,7 +47,7 @@ def bounds(name: str) -> msgspec.Meta:
 
 def help_of(name: str) -> msgspec.Meta:
     """The description of a setting of the sampler."""
-    return doc(SETTINGS[name].help)
+    return doc(SETTINGS[name].option.help)
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
