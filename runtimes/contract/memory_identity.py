@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from runtimes.base.records import json_text, to_json
 from runtimes.base.sealed import SHA256
@@ -45,17 +45,22 @@ def layout_of(
     vocab: Vocab | None,
     *,
     moves_every: int | None = None,
+    heads: Sequence[Sequence[int]] = (),
 ) -> str:
     """The hash of a memory's layout: the names and shapes of its tensors, the rule, the form and the
     vocabulary.
 
+    heads: the heads of each group, if learned spans decide their order.
+
     Element types are left out, and so are the scales of int8 memory: `load_memory` converts them.
     """
-    facts = {
+    facts: dict[str, Any] = {
         "tensors": [[tensor.name, tensor.row] for tensor in state if not tensor.is_scale],
         "rule": to_json(rule),
         "form": form,
         "moves_every": moves_every,
         "vocabulary": None if vocab is None else vocab.to_json(),
     }
+    if heads:
+        facts["heads"] = [list(group) for group in heads]
     return hashlib.sha256(json_text(facts, sort_keys=True).encode()).hexdigest()

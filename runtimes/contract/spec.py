@@ -13,6 +13,7 @@ import string
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -54,6 +55,7 @@ from runtimes.contract.tensors import (
     Shapes,
     Signature,
     TensorSpec,
+    head_groups,
     language_model_tensors,
     refuse_signature,
     row_bytes,
@@ -276,7 +278,11 @@ class Spec:
         """The same contract with the layout of its memory. vocab: None for a step that is no language
         model.
         """
-        layout = layout_of(self.state, self.rule, self.form, vocab, moves_every=self.moves_every)
+        heads = []
+        if self.model.reaches and FORM_FACTS[self.form].holds == "keys":
+            groups = chain.from_iterable(head_groups(self.model, self.rule, self.form))
+            heads = [group.heads for group in groups]
+        layout = layout_of(self.state, self.rule, self.form, vocab, moves_every=self.moves_every, heads=heads)
         identity = dataclasses.replace(self.memory_identity, layout=layout)
         return dataclasses.replace(self, memory_identity=identity)
 

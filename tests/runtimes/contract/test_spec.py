@@ -103,6 +103,18 @@ def test_heads_of_similar_reach_share_the_longest_memory() -> None:
     assert all(len(layer) == 1 and layer[0].mem_len == 256 for layer in head_groups(MODEL, LONG, "ring"))
 
 
+def test_the_order_of_heads_is_part_of_the_layout() -> None:
+    """Memory of equal shape would continue with the keys of other heads."""
+
+    def layout(form: AnyForm, *reaches: tuple[int, ...]) -> str:
+        model = dataclasses.replace(MODEL, reaches=reaches)
+        return make_spec(form, model=model, rule=LONG).with_layout(None).memory_identity.layout
+
+    spans, others = ((10, 200, 300), (7, 9, 12)), ((300, 200, 10), (7, 9, 12))
+    assert layout("ring", *spans) != layout("ring", *others)
+    assert layout("hidden", *spans) == layout("hidden", *others)
+
+
 def test_memory_tensors_of_groups_have_their_own_names_and_lengths() -> None:
     states = state_tensors(SPANS, LONG, "ring")
     assert [(state.name, state.shape) for state in states if state.name.endswith("key")] == [
