@@ -242,9 +242,11 @@ def facts_of(module: Any) -> ModelFacts:
 
 
 def digest_of(module: nn.Module) -> str:
-    """SHA-256 over the names, types, shapes and values of a module's state."""
+    """SHA-256 over the names, types, shapes and values of a module's parameters and buffers."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(module.state_dict().items()):
+    # Some buffers are no part of the state, such as the frequencies of rotary positions.
+    tensors = {**dict(module.named_buffers(remove_duplicate=False)), **module.state_dict()}
+    for name, tensor in sorted(tensors.items()):
         array = tensor.detach().cpu().contiguous()
         digest.update(f"{name} {array.dtype} {list(array.shape)}\n".encode())
         # A view as bytes keeps every bit of types that NumPy lacks; a tensor without axes has no such view.

@@ -220,6 +220,15 @@ def test_right_modules_with_unusual_tensors_pass() -> None:
         finite_arrays(counting)
 
 
+def test_the_digest_of_a_module_covers_buffers_that_are_not_saved() -> None:
+    digests = set()
+    for base in (1e4, 5e5):
+        module = modules.Counting().eval()
+        module.register_buffer("frequencies", base ** -torch.arange(4.0), persistent=False)
+        digests.add(digest_of(module))
+    assert len(digests) == 2
+
+
 def test_a_ring_has_gradients() -> None:
     ring, new = torch.randn(2, 1, 5, 2), torch.randn(2, 1, 3, 2)
     positions = torch.tensor([[3, 4, 5], [0, 1, 2]])
