@@ -17,7 +17,7 @@ from tests.serve.http.conftest import Running, running, sources
 from tests.serve.http.test_clients import LONG, comes_true, connection, head, is_cut, wait_for
 from xl_export.serve.http import serving
 from xl_export.serve.http.app import ENDPOINTS
-from xl_export.serve.http.base.keys import hashed, keys_of
+from xl_export.serve.http.base.keys import hashed, keys_of, owner_of
 
 ANNA, BERT = "anna-0123456789abcdef", "bert-0123456789abcdef"
 KEYS = [f"anna {ANNA}", "# a line for people", f"bert {BERT}"]
@@ -191,7 +191,13 @@ def test_a_line_that_is_no_key_is_refused(line: str, words: str) -> None:
 
 def test_a_key_may_be_kept_as_its_hash() -> None:
     digest = hashlib.sha256(ANNA.encode()).hexdigest()
-    assert keys_of([f"anna sha256:{digest}"], "keys") == {hashed(ANNA): "anna"}
+    assert keys_of([f"anna sha256:{digest}"], "keys") == {hashed(ANNA.encode()): "anna"}
+
+
+def test_a_key_may_have_any_letters() -> None:
+    key = "schlüssel-0123456789"
+    header = f"Bearer {key}".encode().decode("latin-1")  # as ASGI servers show bytes
+    assert owner_of({"authorization": header}, keys_of([f"anna {key}"], "keys")) == "anna"
 
 
 def test_the_end_of_the_server_ends_streams_and_refuses_others(artefacts: dict[str, Path]) -> None:

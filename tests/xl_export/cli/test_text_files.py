@@ -71,7 +71,7 @@ def learn(path: Path, kind: Any, size: int | None) -> Any:
 
 
 def keys(path: Path) -> Any:
-    name = read_keys(path).get(hashed(KEY))
+    name = read_keys(path).get(hashed(KEY.encode()))
     assert name is not None
     return name
 

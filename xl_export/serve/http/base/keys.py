@@ -67,12 +67,12 @@ def _digest(key: str, where: str) -> bytes:
             f"{where} has a key of {len(key)} characters, which can be guessed; give at least {SHORTEST}, "
             "such as `openssl rand -hex 24` prints."
         )
-    return hashed(key)
+    return hashed(key.encode())
 
 
-def hashed(key: str) -> bytes:
+def hashed(key: bytes) -> bytes:
     """The hash of a key."""
-    return hashlib.sha256(key.encode("utf-8", errors="surrogateescape")).digest()
+    return hashlib.sha256(key).digest()
 
 
 def owner_of(headers: Mapping[str, str], keys: Keys) -> str:
@@ -80,7 +80,7 @@ def owner_of(headers: Mapping[str, str], keys: Keys) -> str:
     if not keys:
         return ""
     kind, _, key = headers.get("authorization", "").partition(" ")
-    owner = keys.get(hashed(key.strip())) if kind.lower() == "bearer" else None
+    owner = keys.get(hashed(key.strip().encode("latin-1"))) if kind.lower() == "bearer" else None
     if owner is None:
         raise RefusedError(
             "the request has no valid API key; send it as `Authorization: Bearer KEY`.",
