@@ -66,6 +66,18 @@ def test_what_is_no_body_is_refused_beyond_64_kilobytes(server: Running, what: s
     assert comes_true(lambda: is_idle(server))
 
 
+def test_what_is_no_http_behind_an_answer_ends_the_connection(
+    server: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    with connection(server) as client:
+        client.sendall(CHUNKED.replace(b"/tokenize", b"/nothing"))
+        wait_for(client, b"}}")
+        client.sendall(b"no length\r\n")
+        assert client.recv(1) == b""
+    assert not [record for record in caplog.records if record.name == "asyncio"]
+    assert comes_true(lambda: is_idle(server))
+
+
 def test_less_is_served_also_in_many_chunks(server: Running) -> None:
     closing = b"Connection: close\r\n\r\n"
     assert answer(server, GET, *headers(60), closing).startswith(b"HTTP/1.1 200 ")

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import h11
 from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -89,7 +90,13 @@ class Connection(asyncio.Protocol):
         # A head, or the rest of a body that was refused before it came.
         if self._request is None and not self._head_timer.runs:
             self._head_timer.start()
-        self._http.data_received(data)
+        try:
+            self._http.data_received(data)
+        except h11.LocalProtocolError:
+            # uvicorn answers what is no HTTP with status 400, even if it has sent another answer already.
+            self.cut()
+        if self._transport.is_closing():
+            self._end_request()
 
     def eof_received(self) -> None:
         self._http.eof_received()
@@ -103,10 +110,14 @@ class Connection(asyncio.Protocol):
         self._http.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.lost = True
         self._connections.discard(self)
         self._head_timer.stop()
         self._read_timer.stop()
         self._http.connection_lost(exc)
+        self._end_request()
+
+    def _end_request(self) -> None:
+        """Cancels the answer, which nobody would get."""
+        self.lost = True
         if self._request is not None:
             self._request.cancel()
