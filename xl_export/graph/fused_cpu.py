@@ -80,7 +80,7 @@ class FusedStepGraph(StepGraph):
         inputs += [None] * (21 - len(inputs))
         inputs += [self.output_projection(layer, order), None, None]
         inputs += self.norm_weights(name + "attention_norm")
-        if config.sublayers == "feed-forward":
+        if config.sublayers == "feed-forward":  # the node computes its ReLU
             for kind in ("expand", "contract"):
                 inputs += [self.weight(f"{name}{kind}.weight", transpose=True), None, None]
                 inputs.append(self.weight(f"{name}{kind}.bias"))

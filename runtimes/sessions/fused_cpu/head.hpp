@@ -32,7 +32,7 @@ constexpr float SLACK = 8;  // how far a score may exceed the reference of its r
 
 struct Rule {
   int64_t mem_len, nearest;  // tokens remembered; the smallest visible distance
-  bool full;                 // whether the window grows by one with each token of the segment
+  bool window_grows;         // whether the window grows by one with each token of the segment
   float epsilon;             // of a model with a gate
 };
 
@@ -62,7 +62,7 @@ struct Head {
   /// The longest distance that the query at time t sees; it ends at the beginning of the text where nothing
   /// before it is seen.
   int64_t longest_distance(const Rule& rule, int64_t t) const {
-    const int64_t window = rule.mem_len + (rule.full ? t : 0);
+    const int64_t window = rule.mem_len + (rule.window_grows ? t : 0);
     return initial_key ? window : std::min(window, std::max<int64_t>(position + t, 0));
   }
 };

@@ -45,6 +45,7 @@
 //         34, 35        float [D]        weight and bias of the feed-forward network's norm
 // output   0 y          float [B, T, D]
 // attributes: also pre_norm, and float norm_epsilon. A layer without inputs 26 to 35 ends after attention.
+// The activation of the feed-forward network is ReLU.
 //
 // ConstantProduct computes y [.., N] = x [.., K] · W + bias. Its inputs are x, the matrix, its scales, its zero
 // points and the bias. Its attribute `turned` says whether the matrix is [N, K].

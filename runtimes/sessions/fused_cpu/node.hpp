@@ -320,7 +320,7 @@ class Attention : public Node {
                             {"value_at", &value_at},
                             {"head_dim", &head_dim}})
       *to = attribute(info, name);
-    rule.full = full != 0;
+    rule.window_grows = full != 0;
     for (int64_t x : {heads, rule.mem_len, rule.nearest, query_at, key_at, value_at, head_dim})
       expect(0 <= x && x <= LARGEST_SIZE);
     expect(heads > 0);
