@@ -19,6 +19,7 @@ from runtimes.base.files import write_json
 from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.base.kinds import POLYGRAPHY
 from runtimes.contract.memory import Memory
+from runtimes.contract.precision import MemoryType
 from runtimes.contract.spec import GRAPH, load_language_model, refuse_unless_one_onnx
 from runtimes.sessions.onnx_runtime import OrtSession
 
@@ -27,8 +28,8 @@ ANSWERS = "answers.json"
 COMMANDS = "polygraphy.txt"
 RUNNER = "xl-export"  # what the tool calls the answers of these files
 SEED = 0
-# By type of the memory, whose values have any size; of int8 it is for their scales.
-RELATIVE: dict[str, float] = {"float32": 1e-4, "float16": 1e-2, "int8": 1e-4}
+# Relative tolerance by type of the memory, whose values have any size; for int8, the tolerance of the scales.
+RELATIVE: dict[MemoryType, float] = {"float32": 1e-4, "float16": 1e-2, "int8": 1e-4}
 
 
 def write_polygraphy_files(artefact: Path, out: Path, *, batch: int = 2, force: bool = False) -> list[str]:
