@@ -30,7 +30,7 @@ from runtimes import (
 from runtimes.base.errors import UserError
 from runtimes.contract.device import Device
 from runtimes.contract.rule import MAX_LENGTH, MemoryRule
-from runtimes.contract.sampling import SAMPLING, read_sampling
+from runtimes.contract.sampling import SAMPLING, SETTINGS, read_sampling
 from runtimes.contract.vocabulary import ByteVocab, IdsVocab, SpecialTokens
 from runtimes.tasks.sweep import parse_values
 from tests.runtimes.tasks.independent_texts import Counting
@@ -115,35 +115,15 @@ DEVICES = [
     ("cuda:64", "expected a number of 0 to 63"),
     ("cpu+tf32", r"\+tf32 is for cuda; expected cpu or cuda\+tf32"),
 ]
-SETTINGS: list[dict[str, Any]] = [
-    {"temperature": -0.1},
-    {"temperature": float("nan")},
-    {"temperature": float("inf")},
-    {"temperature": "1"},
-    {"top_k": 0},
-    {"top_k": -1},
-    {"top_k": 1.5},
-    {"top_k": float("inf")},
-    {"top_p": None},
-    {"top_p": 0.0},
-    {"top_p": -0.5},
-    {"top_p": 1.01},
-    {"top_p": float("nan")},
-    {"min_p": -0.1},
-    {"min_p": 1.1},
-    {"repetition_penalty": 0.0},
-    {"presence_penalty": 2.1},
-    {"frequency_penalty": -2.1},
+DRAWING = [
+    {name: value}
+    for name, each in SETTINGS.items()
+    for value in (math.nan, math.inf, "1", each.range.least - 1, each.range.most * 2)
 ]
 SIZES = [
-    {"mem_len": -1},
-    {"mem_len": 1.5},
-    {"mem_len": "8"},
-    {"mem_len": MAX_LENGTH + 1},
-    {"segment": 0},
-    {"segment": MAX_LENGTH + 1},
-    {"clamp_len": 0},
-    {"clamp_len": -1},
+    {name: value}
+    for name in ("mem_len", "segment", "clamp_len")
+    for value in (-1, 1.5, "8", MAX_LENGTH + 1, *([] if name == "mem_len" else [0]))
 ]
 VALUES = ["", ",", "x", "1.5", "-1", "1:2", "1:2:3:4", "1:9:0", "9:1:-1", "9:1:1", "64,9:1:1", "64,1:9:0"]
 VALUES += ["0:99999999999999999999:1", "9" * 5000]
@@ -186,7 +166,7 @@ TABLE: dict[str, tuple[Callable[[Given, Any], Any], list[tuple[Any, str]]]] = {
     "device": (lambda g, given: Device.parse(given), DEVICES),
     "Sampler": (
         lambda g, given: Sampler(**given),
-        [(given, f"{next(iter(given))} is .*; expected") for given in SETTINGS],
+        [(given, f"{next(iter(given))} is .*; expected") for given in DRAWING],
     ),
     "read_sampling": (
         sampling,

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import shlex
 import shutil
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal, get_origin
+from typing import Any, get_args
 
+import click
 import numpy as np
 import pytest
 
@@ -31,13 +32,17 @@ from runtimes.base.kinds import (
     SITE,
     Kind,
 )
-from runtimes.base.options import Declared, declared
+from runtimes.base.options import declared
+from runtimes.base.ranges import ANY
+from runtimes.cli.options import Number, name_of
+from runtimes.contract.sampling import Sampler
 from tests.architectures import ALL_ATTENTION, ARCHITECTURES
 from tests.commands import refused, xl
 from tests.trainer.data.corpus_files import make_source
 from tests.xl_export.importers.oracles import DATA
 from trainer.data.prepare import prepare
 from trainer.run.config import TrainConfig
+from xl_export.cli.main import main
 from xl_export.importers.shared.settings import Settings
 from xl_export.serve.core.settings import EngineSettings, Limits, StoreSettings
 from xl_export.tensorrt.options import BuildOptions
@@ -329,29 +334,55 @@ def place(
     return make
 
 
-# Commands with the options of dataclasses; what is wrong is refused before anything is opened.
-DECLARED: dict[str, tuple[type, ...]] = {
-    "train tiny --out out": (TrainConfig,),
-    "import x --describe": (Settings,),
-    "build x --out out": (BuildOptions,),
-    "serve x": (EngineSettings, Limits, StoreSettings),
-}
+def commands(group: click.Group, *path: str) -> Iterator[tuple[str, click.Command]]:
+    """Every command with its name."""
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from commands(command, *path, name)
+        else:
+            yield " ".join((*path, name)), command
 
 
-@pytest.mark.parametrize("command", DECLARED)
-def test_an_option_accepts_what_its_field_accepts(command: str) -> None:
-    found = [each for record in DECLARED[command] for each in declared(record)]
-    values: list[tuple[Declared, object]] = []
-    for each in found:
-        if each.range.whole:
-            ends = each.range.least - 1, each.range.most + each.option.unit
-            values += [(each, int(end // each.option.unit)) for end in ends if abs(end) < sys.float_info.max]
-            values.append((each, 1.5))
-        elif get_origin(each.kind) is Literal:
-            values.append((each, "sideways"))
-    assert len(values) >= 4
-    for each, value in values:
-        refused(xl(f"{command} {each.option.name}={value}"), each.option.name)
+def outside(kind: click.ParamType) -> list[object]:
+    """Values that an option of this type refuses; none if the type is neither a number nor a choice."""
+    if isinstance(kind, click.types.IntParamType):
+        assert isinstance(kind, click.IntRange), "a number has a range"
+        ends = [kind.min is not None and kind.min - 1, kind.max is not None and kind.max + 1]
+        return ["many", 1.5, *(end for end in ends if end is not False)]
+    if isinstance(kind, click.types.FloatParamType):
+        assert isinstance(kind, Number), "click's own type accepts nan"
+        return ["many", *map(float, ("nan", "inf", "-inf", "1e400", "1e300"))]
+    return ["sideways"] if isinstance(kind, click.Choice) else []
+
+
+@pytest.mark.parametrize(("name", "command"), list(commands(main)))
+def test_an_option_refuses_what_is_out_of_its_range(name: str, command: click.Command) -> None:
+    for option in command.params:
+        for value in outside(option.type):  # refused before anything is opened
+            refused(xl(f"{name} {name_of(option)}={value}"), name_of(option))
+
+
+@pytest.mark.parametrize(
+    ("command", "records"),
+    [
+        ("train", [TrainConfig]),
+        ("import", [Settings]),
+        ("build", [BuildOptions]),
+        ("generate", [Sampler]),
+        ("serve", [EngineSettings, Limits, StoreSettings]),
+    ],
+)
+def test_an_option_has_the_range_of_its_field(command: str, records: list[type]) -> None:
+    types = {name_of(option): option.type for option in main.commands[command].params}
+    for each in (each for record in records for each in declared(record)):
+        kind, name, allowed = types[each.option.name], each.option.name, each.range
+        if isinstance(kind, click.IntRange) and name != "--top-k":  # 0 is for all tokens
+            found = (kind.min or 0) * each.option.unit, (kind.max or math.inf) * each.option.unit
+            assert found == (allowed.least, math.inf if allowed.most == ANY.most else allowed.most), name
+        elif isinstance(kind, click.FloatRange):
+            assert getattr(kind, "allowed", None) == allowed, name
+        elif isinstance(kind, click.Choice):
+            assert tuple(kind.choices) == get_args(each.kind)
 
 
 def tree(folder: Path) -> dict[str, bytes]:
