@@ -1,4 +1,4 @@
-"""C++ and JavaScript continue a stream on another model exactly as Python does."""
+"""C++ and JavaScript continue a stream on another model, or refuse it, exactly as Python does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import runtimes
-from runtimes.base.tensors_file import read_tensors
+from runtimes.base.tensors_file import read_tensors, write_tensors
 from tests.parity.operations import Program
 from xl_export.artefact.export import export
 
@@ -78,3 +78,23 @@ def test_a_stream_moves_as_in_python(
             assert arrays[name].tobytes() == array.tobytes(), (begun, continued, name)
         logits = entry_point.ask("step", stream="a", tokens=TOKENS)["logits"]
         assert np.abs(session.step(np.array(TOKENS), memory)[0].ravel() - logits).max() < 1e-3
+
+
+@pytest.mark.parametrize("language", ["cpp", "javascript"])
+def test_numbers_that_are_not_finite_are_refused(
+    language: str, request: pytest.FixtureRequest, models: dict[str, Path], tmp_path: Path
+) -> None:
+    entry_point: Program = request.getfixturevalue(language)
+    for name in MODELS:
+        session, path = runtimes.open_session(models[name]), tmp_path / name
+        runtimes.save_memory(session.start(1), path)
+        arrays, facts = read_tensors(path)
+        entry_point.ask("open", model=str(models[name]))
+        for value in (np.inf, -np.nan):
+            floats = next(key for key, array in arrays.items() if array.dtype.kind == "f")
+            spoilt = {**arrays, floats: np.full_like(arrays[floats], value)}
+            with path.open("wb") as stream:
+                write_tensors(stream, spoilt, {key: text for key, text in facts.items() if key != "sha256"})
+            with pytest.raises(runtimes.UserError, match="not finite"):
+                runtimes.load_memory(path, session)
+            assert "not finite" in entry_point.ask("load", stream="a", file=str(path))["error"], (name, value)
