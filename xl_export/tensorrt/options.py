@@ -118,21 +118,16 @@ class BuildOptions:
                     f"--compute-capability {fault}: give those of the GPUs that the engine is for, out of "
                     f"{', '.join(TARGETS)}, such as 8.6,8.9,12.0."
                 )
-            not_for_rtx = {
+            for option, chosen in {
                 "--hardware": self.hardware != "same-gpu",
                 "--timing-cache": self.timing_cache is not None,
                 "--version-compatible": self.version_compatible,
-            }
-            for option, chosen in not_for_rtx.items():
+                "--refit": self.refit,
+            }.items():
                 if chosen:
                     raise ConfigError(
-                        f"{option} is for --flavour tensorrt, and {name} compiles on the device; leave it "
-                        "out."
+                        f"{option} is for --flavour tensorrt, and {name} builds without a GPU; leave it out."
                     )
-            if self.refit:
-                raise ConfigError(
-                    f"--refit needs a GPU while {name} builds, and it builds without one; leave it out."
-                )
         elif self.compute_capabilities:
             raise ConfigError(
                 f"--compute-capability is for --flavour rtx, and {name} builds for the GPU of this machine; "

@@ -254,7 +254,7 @@ BUILD = [
     ("build {ring} --out out --flavour rtx --compute-capability 8.6", "across its end … --target tensorrt"),
     *((f"{RTX} {options}", words) for options, words in (
         ("--attention plugin", "takes no plugins from Python … --attention native"),
-        ("--refit", "--refit needs a GPU while"),
+        ("--refit", "--refit is for --flavour tensorrt"),
         ("--version-compatible", "--version-compatible is for --flavour tensorrt … leave it out"),
         ("--hardware ampere-plus", "--hardware is for … leave it out"),
         ("--batch 4:2:1", "--batch is 4:2:1 … least:usual:most in ascending order … such as 1:4:16"),
