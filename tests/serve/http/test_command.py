@@ -84,7 +84,7 @@ def test_the_bounds_of_the_command_reach_the_server(
         engine = source.make_engine(session, lambda batch: None)
         cache = engine.scheduler.cache
         tokens = np.arange(session.rule.segment)
-        state = StreamState(memory=session.start(1), logits=None, tail=tokens, written=len(tokens))
+        state = StreamState(memory=session.start(1), logits=None, tail=tokens, furthest=len(tokens))
         keys = cache.keys(tokens, "anna")
         assert cache.wants(keys)
         cache.put(keys[-1], state)

@@ -48,7 +48,7 @@ def advance(session: Session) -> Advance:
 def assert_same(state: StreamState, other: StreamState) -> None:
     """Two states are equal bit for bit."""
     assert state.position == other.position
-    assert state.written == other.written
+    assert state.furthest == other.furthest
     np.testing.assert_array_equal(state.tail, other.tail)
     assert (state.logits is None) == (other.logits is None)
     if state.logits is not None:

@@ -360,7 +360,7 @@ later.positions[:] = 3
 Path(failing).touch()
 try:
     with store.operation(name, "anna") as operation:
-        state = StreamState(memory=later, logits=None, tail=np.arange(3), written=3)
+        state = StreamState(memory=later, logits=None, tail=np.arange(3), furthest=3)
         operation.commit(state, appended=np.arange(3))
 except UnwritableError:
     shutil.copytree(folder, sys.argv[3])

@@ -70,7 +70,7 @@ def test_one_token_more_would_be_wrong(
     text, back = tokens[:48], session.rule.segment + 1
     state = advance(fresh, text)
     state.memory.positions[0] = len(text) - back
-    spoiled = StreamState(memory=state.memory, logits=None, tail=text[:0], written=state.written)
+    spoiled = StreamState(memory=state.memory, logits=None, tail=text[:0], furthest=state.furthest)
     found, expected = advance(spoiled, text[-back:][:1]), advance(fresh, text[: 1 - back])
     assert distance(found, expected) > 1e-3
 

@@ -201,7 +201,7 @@ def test_appended_tokens_cost_no_snapshot(
     name = store.create("anna", fresh).id
     for at in range(25):
         append(store, name, tokens[at : at + 1], session, advance)
-    assert store._database.written == 1 + 2
+    assert store._database.snapshots_written == 1 + 2
     state = read(store, name, session, advance)
     fork = store.fork(name, "anna").id
     end_as_a_kill(store)

@@ -36,8 +36,8 @@ class Running:
         self.num_tokens = len(task.tokens) if task.inputs is None else num_tokens_of(session, task)
         #: Number of them that were fed.
         self.fed = 0
-        #: `StreamState.written` after the fed chunks; drawn tokens are written without padding.
-        self.written = 0 if state is None else state.written
+        #: `StreamState.furthest` after the fed chunks; drawn tokens are written without padding.
+        self.furthest = 0 if state is None else state.furthest
         #: float32 [V] after the last fed token, if they are known and may still be wanted.
         self.logits: np.ndarray | None = None if state is None else state.logits
         #: log p of the next token, if a step has computed it already.
@@ -94,8 +94,8 @@ class Running:
     def state(self, memory: Memory, *, segment: int) -> StreamState:
         """The stream after all fed tokens, in a memory that the state owns from now on."""
         logits = None if self.logits is None else np.array(self.logits, np.float32)
-        written = max(self.written, int(memory.positions[0]))
-        return StreamState(memory=memory, logits=logits, tail=self.tail(segment + 1), written=written)
+        furthest = max(self.furthest, int(memory.positions[0]))
+        return StreamState(memory=memory, logits=logits, tail=self.tail(segment + 1), furthest=furthest)
 
 
 def num_tokens_of(session: Session, task: Task) -> int:

@@ -173,7 +173,7 @@ class Scheduler:
             if state is not None:
                 run.fed = state.position
                 run.logits = state.logits
-                run.written = state.written
+                run.furthest = state.furthest
                 memory = state.memory
                 self.cached += run.fed
                 run.cached = run.unreported = run.fed
@@ -263,7 +263,7 @@ class Scheduler:
         run = chunk.run
         task = run.task
         position = self.rows.position(run)
-        run.written = max(run.written, position - chunk.length + chunk.width)
+        run.furthest = max(run.furthest, position - chunk.length + chunk.width)
         run.last_chunk = self.iterations
         self.fed += chunk.length
         self.padded += chunk.width - chunk.length

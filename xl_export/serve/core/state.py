@@ -25,12 +25,12 @@ class StreamState:
     tail: np.ndarray = field(repr=False)
     #: One more than the highest stream position whose slot was ever written. Padding on the right is written
     #: too, so this may be more than `position`; it bounds how far the stream can be rewound.
-    written: int
+    furthest: int
 
     @staticmethod
     def begin(session: Session) -> StreamState:
         """A stream that has been fed nothing."""
-        return StreamState(memory=session.start(1), logits=None, tail=np.empty(0, np.int64), written=0)
+        return StreamState(memory=session.start(1), logits=None, tail=np.empty(0, np.int64), furthest=0)
 
     @property
     def position(self) -> int:
@@ -76,7 +76,7 @@ def rewound(state: StreamState, count: int, *, session: Session) -> tuple[Stream
     memory = Memory(np.array([position - count - 1]), dict(state.memory.tensors), state.memory.owner)
     memory.unsure = state.memory.unsure
     place = len(state.tail) - count - 1
-    back = StreamState(memory=memory, logits=None, tail=state.tail[:place], written=state.written)
+    back = StreamState(memory=memory, logits=None, tail=state.tail[:place], furthest=state.furthest)
     return back, state.tail[place : place + 1]
 
 
@@ -86,5 +86,5 @@ def most_rewound(state: StreamState, *, session: Session) -> int:
         return 0
     # Position p sees back to p - M, whose slot was taken by p - M + S as soon as that was written; S = M + T.
     # One token more is taken back, and fed again.
-    most = max(0, min(state.position - state.written + session.rule.segment, len(state.tail)) - 1)
+    most = max(0, min(state.position - state.furthest + session.rule.segment, len(state.tail)) - 1)
     return state.position if most + 1 >= state.position else most

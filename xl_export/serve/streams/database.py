@@ -176,8 +176,8 @@ class Database:
         self._inline = (1 << 62) if shared else INLINE_BYTES
         self._lock = threading.Lock()
         #: Number of snapshots that were read, and of those that were written.
-        self.read = 0
-        self.written = 0
+        self.snapshots_read = 0
+        self.snapshots_written = 0
         try:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # SQLite would let everyone read it
             self._sql = sqlite3.connect(
@@ -253,7 +253,7 @@ class Database:
                     snapshot,
                 ),
             ).lastrowid
-        self.written += 1
+        self.snapshots_written += 1
         _set(stream, key=key, version=1, position=state.position, snapshot_bytes=size)
 
     def append(self, stream: Stream, fed: Appended) -> None:
@@ -293,7 +293,7 @@ class Database:
             )
             unused = self._forgotten(sql, *old)
         self._remove(unused)
-        self.written += 1
+        self.snapshots_written += 1
         _set(
             stream,
             version=stream.version + 1,
@@ -354,7 +354,7 @@ class Database:
                 rows = self._sql.execute(
                     "SELECT fed, tokens FROM journal WHERE stream = ? ORDER BY n", (stream.key,)
                 ).fetchall()
-            self.read += 1
+            self.snapshots_read += 1
             if (adopted := str(state.memory.adopted[0])) != stream.adopted:
                 LOG.warning("the stream %s continues with other weights than %s", stream.id, adopted)
                 stream.adopted = adopted  # `replace` writes it with what the model computes

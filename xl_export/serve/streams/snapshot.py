@@ -38,7 +38,7 @@ def write_snapshot(state: StreamState, stream: BinaryIO) -> None:
     """
     logits = b"" if state.logits is None else np.ascontiguousarray(state.logits, "<f4").tobytes()
     facts = {
-        "furthest": str(state.written),
+        "furthest": str(state.furthest),
         "tail": " ".join(map(str, state.tail.tolist())),
         "logits": base64.b64encode(logits).decode(),
     }
@@ -79,16 +79,16 @@ def read_snapshot(
     try:
         tail = np.array([_number(text, vocab - 1) for text in facts.get("tail", "").split()], np.int64)
         # Without this fact the tokens of a whole segment may have been written over: none is taken back.
-        written = _number(facts.get("furthest", str(min(position + segment, MAX_POSITION))), MAX_POSITION)
+        furthest = _number(facts.get("furthest", str(min(position + segment, MAX_POSITION))), MAX_POSITION)
         logits = np.frombuffer(base64.b64decode(facts.get("logits", ""), validate=True), "<f4")
     except ValueError as error:
         raise ArtefactError(f"{name} has facts of a stream that cannot be read ({error}).") from error
-    if len(logits) not in (0, vocab) or len(tail) > min(position, segment + 1) or written < position:
+    if len(logits) not in (0, vocab) or len(tail) > min(position, segment + 1) or furthest < position:
         raise ArtefactError(f"{name} has facts that do not fit its memory; take it again from the server.")
     if not np.isfinite(logits).all():
         raise ArtefactError(f"{name} has logits that are not finite; take it again from the server.")
     return StreamState(
-        memory=memory, logits=logits.astype(np.float32) if len(logits) else None, tail=tail, written=written
+        memory=memory, logits=logits.astype(np.float32) if len(logits) else None, tail=tail, furthest=furthest
     )
 
 

@@ -103,8 +103,9 @@ class StreamStore:
         yield "streams_memory_bytes", "Bytes of these states.", self._ram_bytes
         yield "stream_snapshot_bytes", "Bytes of snapshots; forks may share one, and each counts.", snapshots
         yield "stream_journal_bytes", "Bytes of journals.", journals
-        yield "stream_snapshots_read_total", "Snapshots that were read from the disk.", self._database.read
-        yield "stream_snapshots_written_total", "Snapshots that were written.", self._database.written
+        database = self._database
+        yield "stream_snapshots_read_total", "Snapshots that were read.", database.snapshots_read
+        yield "stream_snapshots_written_total", "Snapshots that were written.", database.snapshots_written
 
     def find(self, name: str, owner: str) -> Stream:
         """The stream of an owner; raises NoStreamError."""

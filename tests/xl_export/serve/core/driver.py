@@ -111,7 +111,7 @@ def state_bits(ended: Ended) -> Any:
     if state is None:
         return None
     logits = None if state.logits is None else state.logits.tobytes()
-    return state.position, state.tail.tolist(), state.written, logits
+    return state.position, state.tail.tolist(), state.furthest, logits
 
 
 def any_task(chance: np.random.Generator, size: int, seed: int) -> Task:

@@ -94,7 +94,7 @@ def test_a_prefix_from_the_cache_changes_no_bit(session: Session) -> None:
         assert driver.tokens(task) == cold.tokens(same)
         one, other = driver.ended(task).state, cold.ended(same).state
         assert np.array_equal(one.logits, other.logits)
-        assert (one.tail.tolist(), one.written) == (other.tail.tolist(), other.written)
+        assert (one.tail.tolist(), one.furthest) == (other.tail.tolist(), other.furthest)
     assert cache.states == 9  # after 7, 8, 16, 19, 21, 23, 24, 32 and 40 tokens
     others = [
         Task(tokens=text[:21], sampling=SamplingParams(max_tokens=2), cached=False),
