@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,12 @@ def test_a_snapshot_is_the_stream(
     buffer = io.BytesIO()
     write_snapshot(fresh, buffer)
     assert_same(read(buffer.getvalue(), session), fresh)
+    assert state.logits is not None
+    never = replace(
+        state, logits=put(state.logits.copy(), -np.inf)
+    )  # a token that the model never lets follow
+    write_snapshot(never, buffer := io.BytesIO())
+    assert_same(read(buffer.getvalue(), session), never)
     memory, going_on = runtimes.load_memory(file, session), tokens[45:53][None]
     expected, _ = session.step(going_on, state.memory.copy())
     np.testing.assert_array_equal(session.step(going_on, memory)[0], expected)
@@ -104,8 +111,8 @@ HOSTILE: list[tuple[str, Change]] = [
     ("cannot be read", lambda arrays, facts: facts.update(logits="AAAA")),
     ("cannot be read", lambda arrays, facts: facts.update(logits="é")),
     ("do not fit its memory", with_logits(lambda logits: logits[1:])),
-    ("logits that are not finite", with_logits(lambda logits: put(logits, np.nan))),
-    ("logits that are not finite", with_logits(lambda logits: put(logits, np.inf))),
+    ("without a finite maximum", with_logits(lambda logits: put(logits, np.nan))),
+    ("without a finite maximum", with_logits(lambda logits: put(logits, np.inf))),
     ("does not begin as", lambda arrays, facts: facts.update(page="x" * (1 << 20))),
     ("holds no stream", lambda arrays, facts: facts.update(format="another")),
     ("holds no stream", lambda arrays, facts: arrays.pop("positions")),
