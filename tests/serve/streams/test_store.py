@@ -159,6 +159,75 @@ def test_forks_share_a_file_until_none_names_it(
     assert_same(read(store, name, session, advance), state)
 
 
+def test_a_file_is_removed_when_the_log_that_names_another_is_flushed(
+    open_store: Open,
+    tmp_path: Path,
+    session: Session,
+    fresh: StreamState,
+    advance: Advance,
+    tokens: np.ndarray,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise a power failure could leave a row that names a file which is gone."""
+    monkeypatch.setattr(database, "INLINE_BYTES", 0)
+    store = open_store(ram_bytes=0)
+    log = tmp_path / "streams.sqlite-wal"
+    fsync, unlink = os.fsync, Path.unlink
+    flushed: dict[str, bytes] = {}
+    removed: list[Path] = []
+
+    def noted_fsync(number: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{number}")
+        if os.path.isfile(path):
+            flushed[path] = Path(path).read_bytes()
+        fsync(number)
+
+    def noted_unlink(path: Path, missing_ok: bool = False) -> None:
+        if path.suffix == ".stream":
+            assert flushed.get(str(log)) == log.read_bytes()
+            removed.append(path)
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(Path, "unlink", noted_unlink)
+    name = store.create("anna", fresh).id
+    with store.operation(name, "anna") as operation:
+        operation.commit(advance(fresh, tokens[:9]))
+    store.delete(name, "anna")
+    assert len(removed) == 2
+
+
+def test_a_missing_file_damages_each_stream_that_names_it(
+    open_store: Open, tmp_path: Path, fresh: StreamState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "INLINE_BYTES", 0)
+    store = open_store()
+    name = store.create("anna", fresh).id
+    names = {name, store.fork(name, "anna").id}
+    store.close()
+    (file,) = tmp_path.glob("snapshots/*")
+    file.unlink()
+    assert open_store().damaged == names
+
+
+def test_a_removed_stream_leaves_no_file(
+    open_store: Open,
+    tmp_path: Path,
+    session: Session,
+    fresh: StreamState,
+    advance: Advance,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also if its state was just being taken out of RAM."""
+    monkeypatch.setattr(database, "INLINE_BYTES", 0)
+    store = open_store()
+    stream = store.create("anna", fresh)
+    append(store, stream.id, np.arange(3), session, advance)
+    store.delete(stream.id, "anna")
+    store._write_ahead(stream)
+    assert list(tmp_path.glob("snapshots/*")) == []
+
+
 def test_one_operation_at_a_time(open_store: Open, fresh: StreamState) -> None:
     store = open_store()
     name = store.create("anna", fresh).id

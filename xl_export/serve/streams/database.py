@@ -171,6 +171,7 @@ class Database:
         """
         path = folder / name
         self.folder = folder
+        self._path = path
         self._folder = folder / FOLDER
         self._reserve = folder / RESERVE
         self._inline = (1 << 62) if shared else INLINE_BYTES
@@ -218,16 +219,14 @@ class Database:
     def sweep(self) -> list[str]:
         """Removes the files that no row names, and returns the names of streams whose file is missing."""
         with self._lock:
-            named = dict(
-                self._sql.execute(
-                    "SELECT file, stream.id FROM snapshot JOIN stream ON snapshot = snapshot.id "
-                    "WHERE file IS NOT NULL"
-                )
-            )
+            rows = self._sql.execute(
+                "SELECT file, stream.id FROM snapshot JOIN stream ON snapshot = snapshot.id "
+                "WHERE file IS NOT NULL"
+            ).fetchall()
         there = set(os.listdir(self._folder)) if self._folder.is_dir() else set()
-        for file in there - named.keys():
+        for file in there - {file for file, _ in rows}:
             (self._folder / file).unlink()
-        return [named[file] for file in named.keys() - there]
+        return [name for file, name in rows if file not in there]
 
     def upload(self) -> BinaryIO:
         """A file without a name, for a snapshot that arrives."""
@@ -329,8 +328,8 @@ class Database:
         except UnwritableError:
             if not self._reserve.exists():
                 raise
-            self._remove(self._reserve)
-            with self._lock, contextlib.suppress(sqlite3.Error):
+            with self._lock, contextlib.suppress(OSError, sqlite3.Error):
+                self._reserve.unlink()
                 self._sql.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             self._delete(stream)
 
@@ -433,9 +432,14 @@ class Database:
                 self._reserve.unlink()
 
     def _remove(self, path: Path | None) -> None:
-        """Removes a file that nothing needs; if that fails, the next start does."""
+        """Removes a file that nothing needs; if that fails, the next start does.
+
+        The log is flushed before: otherwise a power failure could bring back a row that names the file.
+        """
         if path is not None:
             with contextlib.suppress(OSError):
+                with open(f"{self._path}-wal", "rb") as log:
+                    os.fsync(log.fileno())
                 path.unlink()
 
 

@@ -249,7 +249,8 @@ class StreamStore:
         return self._added(stream)
 
     def _added(self, stream: Stream) -> Stream:
-        self._streams[stream.owner, stream.id] = stream
+        with self._lock:
+            self._streams[stream.owner, stream.id] = stream
         if stream.state is not None:
             self.hold(stream, stream.state)
         self.make_room()
@@ -271,6 +272,7 @@ class StreamStore:
             del self._streams[stream.owner, stream.id]
             self.damaged.discard(stream.id)
             self._leave(stream)
+            stream.state = None  # a thread that makes room writes no snapshot of it
 
     def hold(self, stream: Stream, state: StreamState) -> None:
         """Keeps the state in RAM as the one that was used last."""
