@@ -34,6 +34,8 @@ class Chunk:
     width: int
     #: Method of the session that is called.
     verb: Verb
+    #: Places at which the session cuts it; see `_cuts`.
+    cuts: tuple[int, ...]
 
 
 def chunk_after(fed: int, count: int, segment: int, *, pads: bool = True) -> tuple[int, int]:
@@ -64,22 +66,25 @@ def chosen_chunks(session: Session, runs: Sequence[Running], budget: int) -> lis
         if chosen and width > budget:
             break
         budget -= width
-        chosen.append(Chunk(run=run, length=length, width=width, verb=_verb(session, run, length)))
+        verb = _verb(session, run, length)
+        cuts = _cuts(session, run, width)
+        chosen.append(Chunk(run=run, length=length, width=width, verb=verb, cuts=cuts))
     return sorted(chosen, key=lambda chunk: chunk.run.row)
 
 
 def grouped(
     chunks: Sequence[Chunk], most_rows: Callable[[int], int], *, neighbours: bool
 ) -> list[list[Chunk]]:
-    """Groups of chunks of one width that are stepped together.
+    """Groups of chunks of one width that are stepped together. A session cuts all rows of a step at the same
+    places, which changes their last bits, so chunks with other cuts are in other groups.
 
     most_rows: the most rows of a step of some width. neighbours: whether only neighbouring rows can be
     stepped together.
     """
     groups: list[list[Chunk]] = []
-    last: dict[tuple[int, Verb], list[Chunk]] = {}  # the group that chunks of a kind may join
+    last: dict[tuple[object, ...], list[Chunk]] = {}  # the group that chunks of a kind may join
     for chunk in chunks:
-        kind = chunk.width, chunk.verb
+        kind = chunk.width, chunk.verb, chunk.cuts
         group = last.get(kind)
         if (
             group is None
@@ -90,6 +95,18 @@ def grouped(
             groups.append(group)
         group.append(chunk)
     return groups
+
+
+def _cuts(session: Session, run: Running, width: int) -> tuple[int, ...]:
+    """How many tokens of the next chunk come before the end of each ring, 0 for all of them, if the session
+    cannot write across that end.
+    """
+    spec = session.spec
+    if spec is None or not spec.linear_ring:
+        return ()
+    position = run.fed + (0 if run.task.state is None else run.task.state.position)
+    left = [size - position % size for size in sorted({tensor.row[1] for tensor in spec.state})]
+    return tuple(count if count < width else 0 for count in left)
 
 
 def _verb(session: Session, run: Running, length: int) -> Verb:
