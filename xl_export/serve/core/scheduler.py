@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from runtimes.base.errors import UserError, first_line
+from runtimes.base.errors import StreamError, UserError, first_line
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session, is_language_model
 from runtimes.contract.tensors import row_bytes
@@ -346,9 +346,14 @@ class Scheduler:
         if run.pending:
             self.steps += 1
             logits, _ = self._session.predict(np.array([[run.token]]), memory)
+            memory = memory.copy()  # to the host, without what the session has bound to it
             run.pending = False
             run.logits = logits[0]
-        return run.state(memory, segment=self._segment)
+        state = run.state(memory, segment=self._segment)
+        if state.logits is not None and not np.isfinite(state.logits.max()):
+            self.rows.spoil([run])
+            raise StreamError(NOT_FINITE)  # nothing could be drawn from such a state
+        return state
 
     def _close(self, run: Running, reason: Reason, *, error: str = "") -> None:
         """Ends a run with the state of its stream, if that is kept."""

@@ -74,6 +74,45 @@ def test_every_side_is_served(
     session = opened(side, run, operator, tmp_path, monkeypatch)[-1]
     assert type(rows_of(session, ROWS)) is (RowsInPlace if side in IN_PLACE else JoinedRows)
     answers_alike(session)
+    an_unread_stream_goes_on(session)
+
+
+def an_unread_stream_goes_on(session: Session) -> None:
+    """The token that was drawn last is fed to a copy of its row, which is on the host then."""
+    driver = Driver(session, rows=ROWS, unread=2)
+    sampling = SamplingParams(max_tokens=9, ends=False)
+    driver.slow.add(task := Task(tokens=np.arange(2), sampling=sampling, keep=True))
+    driver.run(task)
+    ended = driver.ended(task)
+    tokens = driver.tokens(task)
+    assert (ended.reason, len(tokens) < 9) == ("cancelled", True)
+    assert ended.state is not None
+    assert ended.state.position == 2 + len(tokens)
+    assert {type(array) for array in ended.state.memory.tensors.values()} == {np.ndarray}
+    driver.run(goes_on := Task(state=ended.state, sampling=sampling))
+    expected = generate(session, np.arange(2), max_tokens=len(tokens) + 1, sampler=Sampler(), seed=0)
+    assert [piece.token for piece in expected][:-1] == tokens
+    assert len(driver.tokens(goes_on)) > 0
+
+
+def test_a_row_that_is_cut_at_the_end_of_its_ring_changes_no_other(cut_ring: Path) -> None:
+    session = open_session(cut_ring, threads=1)
+    size = session.spec.state[0].row[1]  # type: ignore[union-attr]
+    chance = np.random.default_rng(0)
+    begun = [chance.integers(session.vocab.size, size=size - cut) for cut in (0, 1, 3)]
+    tokens = chance.integers(session.vocab.size, size=session.rule.segment)
+    driver = Driver(session, rows=3)
+    driver.run(*(firsts := [Task(tokens=each, keep=True) for each in begun]))
+    tasks = [Task(tokens=tokens, state=driver.ended(first).state, keep=True) for first in firsts]
+    driver.run(*tasks)
+    alone = Driver(session, rows=1)
+    alone.run(task := replace(tasks[0]))
+    one, other = driver.ended(tasks[0]).state, alone.ended(task).state
+    assert one is not None
+    assert other is not None
+    np.testing.assert_array_equal(one.logits, other.logits)  # type: ignore[arg-type]
+    for name, array in one.memory.tensors.items():
+        np.testing.assert_array_equal(array, other.memory.tensors[name])
 
 
 @pytest.mark.parametrize("sizes", [{}, {"rows": 1, "tokens": (1, T)}], ids=["any", "one row"])

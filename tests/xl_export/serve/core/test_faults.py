@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from runtimes.contract.session import Session
+from tests.xl_export.serve.core.driver import Driver
 from tests.xl_export.serve.core.test_engine import Clients, endless
 from xl_export.serve.core.engine import Engine
 from xl_export.serve.core.running import Running
@@ -68,6 +69,20 @@ def test_a_stream_that_cannot_be_copied_fails_alone(
         assert clients.changed.wait_for(lambda: all(task in clients.answers for task in tasks), 60)
     engine.stop(within=60)
     assert reasons(clients, *tasks) == ["failed", "stopped"]
+
+
+def test_a_stream_whose_last_logits_are_not_finite_is_not_kept(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = Driver(session, rows=2)
+    driver.submit(task := Task(tokens=np.arange(3), sampling=SamplingParams(max_tokens=1), keep=True))
+    driver.iterate()
+    predict = session.predict
+    monkeypatch.setattr(session, "predict", lambda *given: (predict(*given)[0] * np.nan, given[1]))
+    driver.run()
+    ended = driver.ended(task)
+    assert (len(driver.tokens(task)), ended.reason, ended.state) == (1, "failed", None)
+    assert "not finite" in ended.error
 
 
 def test_a_command_that_fails_loses_no_task(session: Session) -> None:
