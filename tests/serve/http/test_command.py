@@ -56,6 +56,7 @@ ELSEWHERE = ["{ring}", "--host", "192.0.2.1", "--api-keys", "{keys}"]
         ([*ELSEWHERE, "--flush-streams"], ["--flush-streams is given without --state"]),
         ([*ELSEWHERE, "--state", "{keys}"], ["is a file; expected a folder for the streams"]),
         ([*ELSEWHERE, "--state", "{ring}"], ["is inside of", "give a --state outside of it"]),
+        (["{ring}", "--state", "{damaged}"], ["streams.sqlite cannot be used", "restore a backup"]),
     ],
     ids=str,
 )
@@ -64,7 +65,10 @@ def test_what_cannot_be_served_is_one_sentence(
 ) -> None:
     keys = tmp_path / "keys"
     keys.write_text("anna 0123456789abcdef\n")
-    refused(serve("--port", "0", *(each.format(keys=keys, **artefacts) for each in arguments)), *words)
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "streams.sqlite").write_bytes(bytes(range(256)) * 32)
+    names = {"keys": keys, "damaged": tmp_path / "damaged", **artefacts}
+    refused(serve("--port", "0", *(each.format(**names) for each in arguments)), *words)
 
 
 def test_the_bounds_of_the_command_reach_the_server(

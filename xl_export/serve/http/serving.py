@@ -90,10 +90,9 @@ async def serve(server: Server, address: Address, *, ready: Ready | None = None)
             f"--host {address.host} lets other machines in and no keys were given; give --api-keys FILE, or "
             "leave --host out."
         )
-    listener = address.bind()
-    with _logs(server):
+    with contextlib.closing(address.bind()) as listener, _logs(server):
+        await server.start()
         try:
-            await server.start()
             if not server.keys:
                 server.hosts = LOOPBACK | {f"[{address.host}]" if ":" in address.host else address.host}
             connections: set[Connection] = set()
@@ -110,7 +109,6 @@ async def serve(server: Server, address: Address, *, ready: Ready | None = None)
                 for connection in list(connections):  # to clients that do not read
                     connection.cut()
         finally:
-            listener.close()
             await server.stop()
 
 
@@ -227,6 +225,10 @@ def run(server: Server, address: Address, *, ready: Ready | None = None) -> None
             server.log.event(
                 "serves", model=model.name, identity=model.session.identity, threads=model.threads
             )
+        streams = server.store.all()
+        lost = sum(server.continuing(stream) is None for stream in streams)
+        level = "warning" if lost else "info"
+        server.log.event("streams", level=level, kept=len(streams), without_a_model=lost)
         if ready is not None:
             ready(port, end)
 

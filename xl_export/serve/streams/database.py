@@ -148,6 +148,8 @@ class Stream:
     journal_bytes: int = 0
     #: The stream now, if it is in RAM.
     state: StreamState | None = field(default=None, repr=False)
+    #: Whether its rows or its file are known to be damaged.
+    damaged: bool = False
     #: Whether an operation is running.
     busy: bool = False
     #: Ends the operation that is running early.
@@ -216,17 +218,16 @@ class Database:
             row = self._sql.execute(f"{STREAMS} WHERE owner = ? AND id = ?", (owner, name)).fetchone()
         return None if row is None else _stream(row)
 
-    def sweep(self) -> list[str]:
-        """Removes the files that no row names, and returns the names of streams whose file is missing."""
+    def sweep(self) -> set[int]:
+        """Removes the files that no row names, and returns the keys of streams whose file is missing."""
         with self._lock:
             rows = self._sql.execute(
-                "SELECT file, stream.id FROM snapshot JOIN stream ON snapshot = snapshot.id "
-                "WHERE file IS NOT NULL"
+                "SELECT file, key FROM snapshot JOIN stream ON snapshot = snapshot.id WHERE file IS NOT NULL"
             ).fetchall()
         there = set(os.listdir(self._folder)) if self._folder.is_dir() else set()
         for file in there - {file for file, _ in rows}:
             (self._folder / file).unlink()
-        return [name for file, name in rows if file not in there]
+        return {key for file, key in rows if file not in there}
 
     def upload(self) -> BinaryIO:
         """A file without a name, for a snapshot that arrives."""
@@ -466,6 +467,7 @@ def _reading(stream: Stream) -> Iterator[None]:
     except (OSError, sqlite3.Error, ArtefactError) as error:
         LOG.error("the stored stream %s could not be read: %s", stream.id, error)
         if isinstance(error, (FileNotFoundError, ArtefactError)):
+            stream.damaged = True
             raise DamagedStreamError(stream.id) from error
         raise UnreadableError(stream.id) from error
 

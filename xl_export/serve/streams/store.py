@@ -14,7 +14,7 @@ import sqlite3
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
@@ -29,7 +29,6 @@ from xl_export.serve.core.settings import StoreSettings
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.streams.database import (
     Appended,
-    DamagedStreamError,
     Database,
     StepInputs,
     Stream,
@@ -80,12 +79,13 @@ class StreamStore:
         self._stack = contextlib.ExitStack()
         self._stack.enter_context(only_writer(folder, doing="keeping streams"))
         self._database = Database(folder, flush=settings.flush)
-        #: Names of the streams that are known to be damaged. They still count for their owner.
-        self.damaged = set(self._database.sweep())
-        for name in self.damaged:
-            LOG.error("the stream %s is damaged: the file of its snapshot is missing", name)
         self._lock = threading.Lock()  # never held while the disk is used
         self._streams = {(stream.owner, stream.id): stream for stream in self._database.streams()}
+        damaged = self._database.sweep()
+        for stream in self._streams.values():
+            stream.damaged = stream.key in damaged
+            if stream.damaged:
+                LOG.error("the stream %s is damaged: the file of its snapshot is missing", stream.id)
         self._making: Counter[str] = Counter()  # streams that are being made, by owner
         self._closed = False
         self._ram: OrderedDict[Stream, int] = OrderedDict()  # bytes of the states, the oldest first
@@ -93,12 +93,12 @@ class StreamStore:
 
     def metrics(self) -> Iterator[tuple[str, str, float]]:
         """Name, meaning and value of each metric."""
-        with self._lock:
-            streams = list(self._streams.values())
+        streams = self.all()
         snapshots = sum(stream.snapshot_bytes for stream in streams)
         journals = sum(stream.journal_bytes for stream in streams)
         yield "streams", "Streams that are kept.", len(streams)
-        yield "streams_damaged", "Streams that are damaged on the disk, as far as known.", len(self.damaged)
+        damaged = sum(stream.damaged for stream in streams)
+        yield "streams_damaged", "Streams that are damaged on the disk, as far as known.", damaged
         yield "streams_in_memory", "Streams whose state is in memory.", len(self._ram)
         yield "streams_memory_bytes", "Bytes of these states.", self._ram_bytes
         yield "stream_snapshot_bytes", "Bytes of snapshots; forks may share one, and each counts.", snapshots
@@ -106,6 +106,11 @@ class StreamStore:
         database = self._database
         yield "stream_snapshots_read_total", "Snapshots that were read.", database.snapshots_read
         yield "stream_snapshots_written_total", "Snapshots that were written.", database.snapshots_written
+
+    def all(self) -> Sequence[Stream]:
+        """The streams of all owners."""
+        with self._lock:
+            return [*self._streams.values()]
 
     def find(self, name: str, owner: str) -> Stream:
         """The stream of an owner; raises NoStreamError."""
@@ -242,6 +247,8 @@ class StreamStore:
         now = time.time()
         adopted = str(state.memory.adopted[0])
         stream = Stream(name or _random_name(), owner, now, now, state.memory.owner, adopted, state=state)
+        if adopted:
+            LOG.warning("the stream %s continues with other weights than %s", stream.id, adopted)
         try:
             self._database.insert(stream, state)
         except sqlite3.IntegrityError:
@@ -270,7 +277,6 @@ class StreamStore:
         """The stream is no more; the caller has its lock."""
         with self._lock:
             del self._streams[stream.owner, stream.id]
-            self.damaged.discard(stream.id)
             self._leave(stream)
             stream.state = None  # a thread that makes room writes no snapshot of it
 
@@ -339,11 +345,7 @@ class Operation:
         with stream.lock:
             if stream.state is not None:
                 return stream.state, []
-            try:
-                return self._database.load(stream, session, adopt=self._store.settings.adopt)
-            except DamagedStreamError:
-                self._store.damaged.add(stream.id)
-                raise
+            return self._database.load(stream, session, adopt=self._store.settings.adopt)
 
     def caught_up(self, state: StreamState) -> None:
         """The stream as it is now was computed from what `load` gave; uses the disk, to make room."""

@@ -121,6 +121,7 @@ def test_a_damaged_stream_is_reported_to_owner_log_and_metrics(
     snapshot.unlink()
     with keeping(tmp_path, store=StoreSettings(streams=1), **options) as server:
         path = f"/v1/streams/{name}"
+        assert not HTTP.get(server.at + path, headers=bearer(ANNA)).json()["usable"]
         for method, at in (("POST", "/append"), ("GET", "/snapshot")):
             body = {"tokens": [1]} if method == "POST" else None
             asked = {"url": server.at + path + at, "json": body, "timeout": 60}

@@ -290,7 +290,7 @@ def stream_document(stream: Stream, model: Model | None) -> StreamDocument:
         id=stream.id,
         object="stream",
         model=None if model is None else model.name,
-        usable=model is not None,
+        usable=model is not None and not stream.damaged,
         artefact=UNSET if model is not None else stream.computed_by.artefact,
         position=stream.position,
         created=int(stream.created),
@@ -374,4 +374,4 @@ class Report:
 
 
 def _bits(log_prob: float) -> float:
-    return -log_prob / math.log(2)
+    return -log_prob / math.log(2) + 0.0  # no -0.0
