@@ -125,6 +125,7 @@ def checked_tokens(session: Session, tokens: np.ndarray, memory: Memory) -> np.n
         raise StreamError(
             f"tokens are {tokens.dtype} {list(tokens.shape)}; expected integers [batch, segment]."
         )
+    _refuse_foreign(session, memory)
     _refuse_unfit(session, memory, *tokens.shape)
     last = session.vocab.size - 1
     if (outside := value_outside(tokens, 0, last)) is not None:
@@ -143,6 +144,14 @@ def checked_inputs(session: Session, spec: Spec, inputs: Any, memory: Memory) ->
     """The inputs of a step that is no language model, as contiguous arrays of the types of the spec.
 
     Raises StreamError where they or the memory do not fit.
+    """
+    _refuse_foreign(session, memory)
+    return fitting_inputs(session, spec, inputs, memory)
+
+
+def fitting_inputs(session: Session, spec: Spec, inputs: Any, memory: Memory) -> dict[str, np.ndarray]:
+    """The same for a memory that is known to be one of the session's; raises StreamError where the inputs do
+    not fit.
     """
     wanted = spec.signature[0][:-1]  # the session adds the positions
     names = [tensor.name for tensor in wanted]
@@ -198,14 +207,18 @@ def as_array(values: Any) -> np.ndarray:
         return np.empty(0, object)
 
 
-def _refuse_unfit(session: Session, memory: Memory, batch: int, segment: int) -> None:
-    """Raises StreamError where a step of so many rows and tokens does not fit the session or the memory."""
+def _refuse_foreign(session: Session, memory: Memory) -> None:
+    """Raises StreamError where a memory is not one of the session's."""
     if memory.owner.artefact != session.identity:
         raise StreamError(
             f"the memory belongs to artefact {memory.owner.artefact:.12} and this session runs "
             f"{session.identity:.12}; use memory that this session's start() returned."
         )
     check_memory(session, memory)
+
+
+def _refuse_unfit(session: Session, memory: Memory, batch: int, segment: int) -> None:
+    """Raises StreamError where a step of so many rows and tokens does not fit the session or the memory."""
     if batch != memory.batch:
         raise StreamError(
             f"tokens have {batch} rows and the memory holds {memory.batch} streams; give one row per stream."

@@ -48,7 +48,7 @@ class Task:
     #: Token ids int64 [N], fed first; how they are cut depends only on `N` and `segment`. They may be empty
     #: if `state` has logits.
     tokens: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    #: Inputs [1, …] of a model with named inputs, as `runtimes.contract.checks.checked_inputs` returns them;
+    #: Inputs [1, …] of a model with named inputs, as `runtimes.contract.checks.fitting_inputs` returns them;
     #: None for a language model.
     inputs: Arrays | None = None
     #: Stream to continue; None starts one at position 0.

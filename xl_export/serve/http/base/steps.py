@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from runtimes.base.errors import StreamError
-from runtimes.contract.checks import checked_ids, checked_inputs, tokens_by_name
+from runtimes.contract.checks import checked_ids, fitting_inputs, tokens_by_name
 from runtimes.contract.session import Session, is_language_model
 from runtimes.contract.tensors import MAX_AXES, POSITIONS, Signature, TensorSpec
 from xl_export.serve.core.state import StreamState
@@ -43,7 +43,7 @@ def step_task(session: Session, given: Mapping[str, Any], state: StreamState, ow
     inputs = {name: as_numbers(name, each) for name, each in given.items()}
     if not is_language_model(session):
         assert session.spec is not None, "only artefacts name their inputs"
-        arrays = checked_inputs(session, session.spec, inputs, state.memory)
+        arrays = fitting_inputs(session, session.spec, inputs, state.memory)
         return Task(inputs=arrays, state=state, keep=True, owner=owner)
     ids = tokens_by_name(inputs)
     if ids.ndim != 2 or len(ids) != 1 or not ids.size:

@@ -185,11 +185,11 @@ class StreamWork:
                 f"position is {position} with sequence_start, which begins at 0; leave one of them out.",
                 param="position",
             )
-        begun = StreamState.begin(self._model.session)
+        begun = StreamState.begin(self._model.session) if start else None
         try:
             self._store.find(name, self._owner)
         except NoStreamError:
-            if not start:
+            if begun is None:
                 raise RefusedError(
                     "the sequence has no stream here: it never began, it has ended, or the model has been "
                     "replaced; send sequence_start with its first request.",
@@ -203,7 +203,7 @@ class StreamWork:
                     await asyncio.to_thread(self._store.create, self._owner, state, name)
         else:
             with self._operation(name, None if start else position) as operation:
-                before = begun if start else await self._state(operation)
+                before = begun or await self._state(operation)
                 outputs, state, fed = await self._stepped(inputs, before)
                 self._refuse_left()
                 if end:
