@@ -26,7 +26,8 @@ from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.workers import BACKGROUND
 from xl_export.serve.http.streams.documents import ElsewhereError
 from xl_export.serve.replica import Replica, SharedStreams, UnavailableError
-from xl_export.serve.streams.database import DamagedStreamError, Stream
+from xl_export.serve.streams import database
+from xl_export.serve.streams.database import DamagedStreamError, Stream, UnreadableError
 
 ARTEFACT = Path(__file__).parents[2] / "data" / "small"
 STREAMS = 5
@@ -163,6 +164,19 @@ BODIES: list[tuple[object, str]] = [
     ({"position": 0, "text": "a" * 70_000}, "accepts 65,536"),
     ({"position": 0, "text": "a", "max_tokens": 1, "seed": 1 << 64}, "seed is"),
 ]
+
+
+def test_a_database_that_another_program_holds_is_unreadable(
+    session: runtimes.Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0)
+    with replica(session, tmp_path) as one:
+        asyncio.run(one.answer("a", {"position": 0, "text": "ab"}))
+        (path,) = tmp_path.glob("*.sqlite")
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            with pytest.raises(UnreadableError, match="try again"):
+                asyncio.run(one.answer("a", {"position": 2, "text": "ab"}))
 
 
 def test_what_does_not_fit_is_refused_in_a_sentence(session: runtimes.Session, tmp_path: Path) -> None:

@@ -213,9 +213,13 @@ class Database:
             return [_stream(row) for row in self._sql.execute(STREAMS)]
 
     def find(self, owner: str, name: str) -> Stream | None:
-        """One stream as its row is now."""
-        with self._lock:
-            row = self._sql.execute(f"{STREAMS} WHERE owner = ? AND id = ?", (owner, name)).fetchone()
+        """One stream as its row is now. Raises UnreadableError."""
+        try:
+            with self._lock:
+                row = self._sql.execute(f"{STREAMS} WHERE owner = ? AND id = ?", (owner, name)).fetchone()
+        except sqlite3.Error as error:
+            LOG.error("the row of the stream %s could not be read: %s", name, error)
+            raise UnreadableError(name) from error
         return None if row is None else _stream(row)
 
     def sweep(self) -> set[int]:
