@@ -193,6 +193,18 @@ def test_requests_at_once_are_bounded(artefacts: dict[str, Path]) -> None:
         assert comes_true(lambda: server.server.requests.total == 0)
 
 
+def test_bodies_at_once_are_bounded(artefacts: dict[str, Path]) -> None:
+    limits = Limits(body_bytes=1000, bodies_bytes=1500)
+    with running(sources(("m", artefacts["ring"])), limits=limits) as server:
+        with connection(server) as slow:
+            slow.sendall(head(b"{" + b" " * 898, length=1000))
+            assert comes_true(lambda: server.server.bodies.total == 899)
+            refused = server.post("/tokenize", b" " * 999)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many")
+            assert server.post("/tokenize", {"prompt": "a"}).status_code == 200
+        assert comes_true(lambda: server.server.bodies.total == 0)
+
+
 def test_connections_at_once_are_bounded(artefacts: dict[str, Path]) -> None:
     with running(sources(("m", artefacts["ring"])), limits=Limits(connections=2)) as server:
 

@@ -86,6 +86,8 @@ class Limits:
     texts: int = 4096
     #: Requests that are served or wait at once.
     requests: int = 2048
+    #: Bytes of the bodies of these requests, and never less than one body may have.
+    bodies_bytes: int = 256 * MB
     #: Connections that are open at once.
     connections: int = 4096
     #: Bytes of the head of a request, and of what frames a chunk of its body.

@@ -87,6 +87,7 @@ class Application:
             sentence = f"the server failed to answer the request {request.id}; its log says why."
             await request.refuse(RefusedError(sentence, status=500, code="fault"))
         finally:
+            server.bodies.give_back(request.held)
             server.answered[request.route, str(request.status or LEFT)] += 1
             if request.route not in UNLOGGED:
                 server.log.event(

@@ -51,6 +51,8 @@ class RequestContext(Request):
         self.note: dict[str, Any] = {}
         #: Number of bytes of the body that have arrived.
         self.size = 0
+        #: Number of these bytes that count in `Server.bodies` until the request has ended.
+        self.held = 0
         #: The status of the answer; 0 before it has begun.
         self.status = 0
         #: Whether the answer consists of server-sent events.
@@ -65,6 +67,8 @@ class RequestContext(Request):
         limits = self.server.limits
         body = bytearray()  # which grows in place: joining many parts would take the event loop milliseconds
         async for part in self.parts(limits.body_bytes, limits.body_seconds):
+            self.server.bodies.take(len(part))
+            self.held += len(part)
             body += part
         if reads is not None:
             return await self.off_loop(reads, body, self.headers, limits)

@@ -30,29 +30,41 @@ BOUNDS = {">=": "at least", "<=": "at most", ">": "more than"}
 
 
 class Bound:
-    """Counts the requests that are served or wait. Only the event loop uses it."""
+    """Counts what the requests that are served or wait have at once. Only the event loop uses it.
 
-    def __init__(self, most: int) -> None:
+    what: what is counted, in messages.
+    """
+
+    def __init__(self, most: int, what: str) -> None:
         self._most = most
-        #: Number of requests now.
+        self._what = what
+        #: How much there is now.
         self.total = 0
 
-    @contextmanager
-    def one(self) -> Iterator[None]:
-        """While the block runs, there is one more; raises RefusedError if that is too many."""
-        if self.total >= self._most:
+    def take(self, count: int) -> None:
+        """Counts so many more, until `give_back`; raises RefusedError if that is too many."""
+        if self.total + count > self._most:
             raise RefusedError(
-                f"the server has {self.total:,} requests at once and may have no more; ask again when one of "
-                "them has ended.",
+                f"the server has {self.total:,} {self._what} at once and may have no more than "
+                f"{self._most:,}; ask again when a request has ended.",
                 status=429,
                 code="too_many",
                 retry_after=1,
             )
-        self.total += 1
+        self.total += count
+
+    def give_back(self, count: int) -> None:
+        """Counts so many less."""
+        self.total -= count
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """While the block runs, there is one more; raises what `take` raises."""
+        self.take(1)
         try:
             yield
         finally:
-            self.total -= 1
+            self.give_back(1)
 
 
 def refuse_compressed(headers: Mapping[str, str]) -> None:

@@ -218,7 +218,8 @@ class Server:
         self.store: StreamStore
         #: The names under which a server without keys is reached; None for any.
         self.hosts: frozenset[str] | None = None
-        self.requests = Bound(self.limits.requests)
+        self.requests = Bound(self.limits.requests, "requests")
+        self.bodies = Bound(max(self.limits.bodies_bytes, self.limits.body_bytes), "bytes of bodies")
         #: How many requests were answered, by path and status.
         self.answered: Counter[tuple[str, str]] = Counter()
         self.stopping = False
