@@ -441,7 +441,7 @@ def test_a_step_runs_the_largest_graphs_that_fit(
         ({"rows": 1, "tokens": (1, T), "mask": "full"}, "under the mask full the answers depend on the cuts"),
         ({"rows": 1, "tokens": (1, T), "target": "tensorrt"}, "target is tensorrt, which has one graph"),
         ({"rows": 1, "tokens": 2}, "tokens is 2 and segment"),
-        ({"rows": 0}, "rows is 0; expected 1 to"),
+        ({"rows": 0}, "rows is 0; expected a whole number from 1"),
     ],
 )
 def test_numbers_of_tokens_that_no_step_could_have_are_refused(
