@@ -1,7 +1,7 @@
 /* The C interface: artefacts of xl-export for every language that can call C.
 
    A function that can fail returns NULL or a negative number, and xl_last_error() then has one sentence that
-   says what was given, what was expected, and how to mend it. No exception leaves this library. Every text is
+   says what was given, what was expected, and how to fix it. No exception leaves this library. Every text is
    UTF-8. Several threads may use one session; a memory is for one thread at a time. */
 #ifndef XL_EXPORT_C_H
 #define XL_EXPORT_C_H

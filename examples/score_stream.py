@@ -33,7 +33,7 @@ def encode(session: runtimes.Session, line: str) -> np.ndarray:
             f"the line {line.strip()!r:.60} is no list of token ids; give whole numbers with blanks between."
         )
     tokens = np.array(ids, np.int64)
-    refuse_outside(tokens, f"the line {line.strip()!r:.60}", vocab.size, mend="give ids of this model")
+    refuse_outside(tokens, f"the line {line.strip()!r:.60}", vocab.size, fix="give ids of this model")
     return tokens
 
 

@@ -3,7 +3,7 @@
  * constant.
  */
 
-/** A mistake that a user can mend; the message is one sentence that says how. */
+/** A mistake that a user can fix; the message is one sentence that says how. */
 export class XLExportError extends Error {}
 
 /**

@@ -13,7 +13,7 @@ from runtimes.base.errors import MissingPackageError, UserError
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Prints what a user can mend as one sentence on standard error, and ends with exit code 2."""
+    """Prints what a user can fix as one sentence on standard error, and ends with exit code 2."""
     try:
         yield
     except (UserError, MissingPackageError) as error:

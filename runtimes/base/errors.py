@@ -97,7 +97,7 @@ def broken(error: BaseException, packages: Collection[str]) -> str | None:
 def broken_error(package: str, error: Exception, *, install: str) -> MissingPackageError:
     """The error for a package that is installed and cannot be loaded, with the first line of the reason."""
     return MissingPackageError(
-        f"{package} is installed and could not be loaded ({first_line(error):.300}); mend what that names, "
+        f"{package} is installed and could not be loaded ({first_line(error):.300}); fix what that names, "
         f"or install another release: {install}."
     )
 

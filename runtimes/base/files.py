@@ -154,7 +154,7 @@ def read_text(path: Path) -> str:
     return "".join(text_pieces([read_bytes(path)], str(path)))
 
 
-MENDS: dict[type[OSError], str] = {
+FIXES: dict[type[OSError], str] = {
     FileNotFoundError: "; check the path",
     NotADirectoryError: "; check the path",
     IsADirectoryError: "; a file was expected",
@@ -164,7 +164,7 @@ MENDS: dict[type[OSError], str] = {
 
 def unreadable(path: Path | str, error: OSError) -> str:
     """The sentence for a file that could not be read, and how to fix it if that is known."""
-    return f"{path} could not be read: {error.strerror or first_line(error)}{MENDS.get(type(error), '')}."
+    return f"{path} could not be read: {error.strerror or first_line(error)}{FIXES.get(type(error), '')}."
 
 
 @contextlib.contextmanager

@@ -56,19 +56,19 @@ def refuse_beyond_memory(
     num_bytes: int,
     *,
     what: str,
-    mend: str,
+    fix: str,
     error: type[UserError] = StreamError,
     available: int | None = None,
 ) -> None:
     """Raises `error` if `num_bytes` exceeds the memory of this machine, or `available` bytes.
 
-    what: the subject of the sentence, in the singular. mend: how to fix it, in the imperative.
+    what: the subject of the sentence, in the singular. fix: how to fix it, in the imperative.
     """
     available = memory_bytes() if available is None else available
     if num_bytes > available:
         raise error(
             f"{what} takes about {num_bytes / 2**30:,.0f} GiB and this "
-            f"machine has {available / 2**30:.0f} GiB; {mend}."
+            f"machine has {available / 2**30:.0f} GiB; {fix}."
         )
 
 

@@ -104,11 +104,11 @@ def ticked(pieces: Iterable[bytes], tick: Callable[[int], object] | None) -> Ite
 
 
 def number_blocks(
-    path: Path, *, tick: Callable[[int], object] | None = None, mend: str = "give a file of token ids"
+    path: Path, *, tick: Callable[[int], object] | None = None, fix: str = "give a file of token ids"
 ) -> Iterator[np.ndarray]:
     """The ids of a `.txt` file of whole numbers with white space or commas between them, block by block.
 
-    tick: called with the number of bytes of each block. mend: how to fix it, the end of the message for a
+    tick: called with the number of bytes of each block. fix: how to fix it, the end of the message for a
     file that has something else. Raises TextError with the first word that is not a token id.
     """
     _refuse_no_file(path, "a .txt file of token ids")
@@ -122,9 +122,9 @@ def number_blocks(
             # The last word may continue in the next block, unless it is longer than any number.
             goes_on = len(words) > 0 and not text[-1:].isspace() and len(words[-1]) <= LONGEST_NUMBER
             rest = words.pop() if goes_on else ""
-            yield _numbers(words, path, before, mend)
+            yield _numbers(words, path, before, fix)
             before += len(words)
-        yield _numbers(rest.split(), path, before, mend)
+        yield _numbers(rest.split(), path, before, fix)
 
 
 def refuse_archive(path: Path) -> None:
@@ -136,10 +136,10 @@ def refuse_archive(path: Path) -> None:
         )
 
 
-def refuse_outside(ids: np.ndarray, where: object, size: int, *, mend: str, start: int = 0) -> None:
+def refuse_outside(ids: np.ndarray, where: object, size: int, *, fix: str, start: int = 0) -> None:
     """Raises TextError with file and index of the first id that is not from 0 to size - 1.
 
-    where: the file, for the message. start: index of the first of these ids in it. mend: how to fix it,
+    where: the file, for the message. start: index of the first of these ids in it. fix: how to fix it,
     the end of the message.
     """
     for at in range(0, len(ids), CHECKED):
@@ -149,7 +149,7 @@ def refuse_outside(ids: np.ndarray, where: object, size: int, *, mend: str, star
         first = int(np.argmax((block < 0) | (block >= size)))
         raise TextError(
             f"{where} has the token id {block[first]} at index {start + at + first}, outside the vocabulary "
-            f"(0 to {size - 1}); {mend}."
+            f"(0 to {size - 1}); {fix}."
         )
 
 
@@ -179,14 +179,14 @@ def _raw(path: Path, dtype: str | None) -> np.ndarray:
     return np.memmap(path, little_endian, mode="r")
 
 
-def _numbers(words: list[str], path: Path, before: int, mend: str) -> np.ndarray:
+def _numbers(words: list[str], path: Path, before: int, fix: str) -> np.ndarray:
     """The ids that are written as words. before: the number of words before these, for the message."""
     for number, word in enumerate(words, before + 1):
         digits = word.isascii() and word.isdigit() and len(word) <= LONGEST_NUMBER
         if not digits or int(word) >= LARGEST_ID:
             raise TextError(
                 f"{path} has {word[:40]!r} as word {number:,}, which is no token id; expected whole numbers "
-                f"with white space or commas between them: {mend}."
+                f"with white space or commas between them: {fix}."
             )
     return np.array(words, dtype="S").astype(np.int64) if words else np.zeros(0, np.int64)
 

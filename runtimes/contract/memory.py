@@ -468,7 +468,7 @@ def refuse_part(memory: Memory) -> None:
 def refuse_batch(batch: int, *, row_bytes: int) -> None:
     """Raises StreamError where no memory can have so many rows of so many bytes."""
     Range(1, MAX_BATCH, whole=True).check("batch", batch, StreamError)
-    refuse_beyond_memory(batch * row_bytes, what=f"the memory of {batch} streams", mend="use a smaller batch")
+    refuse_beyond_memory(batch * row_bytes, what=f"the memory of {batch} streams", fix="use a smaller batch")
 
 
 def zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:

@@ -81,7 +81,7 @@ CUDA_GRAPH = "cuda.onnx"
 LETTERS = string.ascii_letters + string.digits + "_"
 # No folder, no "..", nothing that a file system refuses.
 FILE_NAME = Word("the name of a file in its folder", LETTERS, LETTERS + ".-")
-EXPORT_AGAIN = "export the artefact again"  # what mends a file of an artefact
+EXPORT_AGAIN = "export the artefact again"  # how to fix a file of an artefact
 POSITION_BYTES = 8  # of the position of one row
 Target = Literal["onnxruntime", "tensorrt", "web"]
 # What wrote the graph: this project node by node, or PyTorch by tracing a module.
@@ -415,7 +415,7 @@ def save_spec(folder: Path, spec: Spec) -> Spec:
 def load_spec(folder: Path) -> Spec:
     """The spec of an artefact folder, after schema, digest, sizes and the hash of every file were verified.
 
-    Raises ArtefactError that names the file at fault and says how to mend it.
+    Raises ArtefactError that names the file at fault and says how to fix it.
     """
     with open_artefact(folder, wanted=()) as (spec, _):
         return spec
@@ -435,7 +435,7 @@ def open_artefact(folder: Path, *, wanted: Collection[str]) -> Iterator[tuple[Sp
     wanted: names of files. Their content is exactly what was verified, whatever happens to the folder since.
     The weights are hashed by another thread while the body of the `with` statement runs, and verified at its
     end; until then it must give nothing away that it made of them. All other files are verified before.
-    Raises ArtefactError that names the file at fault and says how to mend it.
+    Raises ArtefactError that names the file at fault and says how to fix it.
     """
     path = folder / SPEC
     if not path.is_file():

@@ -156,9 +156,9 @@ def unknown_share(vocab: Vocab, tokens: np.ndarray) -> float | None:
 
 def _read_ids(path: Path, vocab: Vocab, *, declared: bool, dtype: str | None) -> np.ndarray:
     """The ids of a file, which are known to be of this vocabulary."""
-    mend = "give ids of this model"
+    fix = "give ids of this model"
     if path.suffix == ".jsonl":
-        return _joined(path, vocab, dtype, mend)
+        return _joined(path, vocab, dtype, fix)
     ids = open_ids(path, dtype=dtype)
     side = path.with_name(side_file(path.name))
     side_facts = side.read_bytes() if side.is_file() and side.stat().st_size < MAX_SIDE_BYTES else b""
@@ -173,12 +173,12 @@ def _read_ids(path: Path, vocab: Vocab, *, declared: bool, dtype: str | None) ->
             f"{vocab.size} {vocab.kind}s; give --ids if they are (`eval` and `recl` have it), or give a text."
         )
     if ids.ndim == 2:
-        return _joined(path, vocab, dtype, mend)
-    refuse_outside(ids, path, vocab.size, mend=mend)
+        return _joined(path, vocab, dtype, fix)
+    refuse_outside(ids, path, vocab.size, fix=fix)
     return ids
 
 
-def _joined(path: Path, vocab: Vocab, dtype: str | None, mend: str) -> np.ndarray:
+def _joined(path: Path, vocab: Vocab, dtype: str | None, fix: str) -> np.ndarray:
     """The documents of a file in one, each followed by the token for the end of a document, as in
     training. A document that ends with that token has it already.
     """
@@ -192,7 +192,7 @@ def _joined(path: Path, vocab: Vocab, dtype: str | None, mend: str) -> np.ndarra
                 f"{path} has several documents and this model's vocabulary has no token for the end of a "
                 "document; give one list of ids, or score each with `xl-export score`."
             )
-        refuse_outside(document, path, vocab.size, mend=mend)
+        refuse_outside(document, path, vocab.size, fix=fix)
         pieces.append(np.asarray(document, np.int64))
         if end is not None and document[-1] != end:
             pieces.append(np.array([end], np.int64))
@@ -214,5 +214,5 @@ def _test_part(folder: Path, vocab: Vocab) -> np.ndarray:
             "text."
         )
     ids = np.memmap(path, np.dtype(dtype).newbyteorder("<"), mode="r")
-    refuse_outside(ids, path, vocab.size, mend="prepare the dataset again")
+    refuse_outside(ids, path, vocab.size, fix="prepare the dataset again")
     return ids

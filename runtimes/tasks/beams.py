@@ -64,7 +64,7 @@ def beam_search(
     POSITIVE.check("max_tokens", max_tokens)
     LENGTH_PENALTIES.check("length_penalty", length_penalty)
     refuse_beyond_memory(
-        beams * session.step_bytes(segment=1), what=f"a step of {beams} beams", mend="give fewer beams"
+        beams * session.step_bytes(segment=1), what=f"a step of {beams} beams", fix="give fewer beams"
     )
     fed = encode_prompt(session.vocab, prompt, what="the prompt")
     end = session.vocab.special.end_of_document
@@ -128,7 +128,7 @@ def best_of(
     """
     POSITIVE.check("count", count)
     refuse_beyond_memory(
-        count * session.step_bytes(segment=1), what=f"a step of {count} samples", mend="give a smaller count"
+        count * session.step_bytes(segment=1), what=f"a step of {count} samples", fix="give a smaller count"
     )
     fed = encode_prompt(session.vocab, prompt, what="the prompt")
     ids: list[list[int]] = [[] for _ in range(count)]

@@ -83,7 +83,7 @@ def generate(
         refuse_beyond_memory(
             len(rows) * session.step_bytes(segment=longest),
             what=f"a step of {len(rows)} prompts",
-            mend="give fewer prompts at once",
+            fix="give fewer prompts at once",
         )
     several = memory is not None and len(rows) > 1
     together = several and session.spec is not None and session.spec.lengths_fault is not None

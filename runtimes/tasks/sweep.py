@@ -74,5 +74,5 @@ def refuse_if_too_large(session: Session, *, rows: int, segment: int) -> None:
     refuse_beyond_memory(
         rows * session.step_bytes(segment=segment),
         what=f"a step of {rows} x {segment:,} tokens with memory {session.rule.mem_len:,}",
-        mend="give a smaller --segment, --mem-len or --lanes",
+        fix="give a smaller --segment, --mem-len or --lanes",
     )

@@ -24,8 +24,8 @@ from runtimes.contract.vocabulary import IdsVocab, SpecialTokens, load_vocab
 from trainer.data.archives import Tick
 from trainer.data.own import OWN_IDS, OwnFiles, Prepared, write_dataset
 
-MEND_SIZE = "give another --vocab-size, or other ids"
-MEND_TEXT = "prepare a text with `xl-export prepare text`"
+FIX_SIZE = "give another --vocab-size, or other ids"
+FIX_TEXT = "prepare a text with `xl-export prepare text`"
 
 
 def prepare_ids(
@@ -110,7 +110,7 @@ def _refuse_other(path: Path) -> None:
     if path.is_dir() or path.suffix not in (".npy", ".bin", ".jsonl", ".txt"):
         raise TextError(
             f"{path} is no file of token ids; give .npy, .bin or .jsonl files, or .txt files of numbers, or "
-            f"{MEND_TEXT}."
+            f"{FIX_TEXT}."
         )
 
 
@@ -132,7 +132,7 @@ def _encode(
         start = 0
         last = None
         for block in blocks:
-            refuse_outside(block, where, vocab.size, mend=MEND_SIZE, start=start)
+            refuse_outside(block, where, vocab.size, fix=FIX_SIZE, start=start)
             inside += int(np.count_nonzero(block == end))
             start += len(block)
             last = block[-1] if len(block) else last
@@ -152,7 +152,7 @@ def _encode(
 def _documents(path: Path, dtype: str | None, tick: Tick) -> Iterator[Iterator[np.ndarray]]:
     """The documents of a file, each as ids in blocks."""
     if path.suffix == ".txt":
-        yield number_blocks(path, tick=tick, mend=f"give such a file, or {MEND_TEXT}")
+        yield number_blocks(path, tick=tick, fix=f"give such a file, or {FIX_TEXT}")
         return
     for ids in documents(path, dtype=dtype, tick=tick):
         if path.suffix != ".jsonl":  # whose lines were counted when they were read

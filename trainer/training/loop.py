@@ -37,7 +37,7 @@ from trainer.training.parallel import Ranks, joined
 from trainer.training.reporting.journal import check_packages
 from trainer.training.reporting.report import Report
 from trainer.training.reporting.sample import sample_text
-from trainer.training.snapshot import Writer, best_weights, facts_of, mend, restore, save, snapshot
+from trainer.training.snapshot import Writer, best_weights, facts_of, repair_best, restore, save, snapshot
 from trainer.training.state import Training, refuse_infinite
 from trainer.training.validation import out_of_patience, validate
 
@@ -141,7 +141,7 @@ def resume(
         restore(training, run)
         ranks.agree("checkpoints or texts", f"{facts_of(training)}")
         # Every process has read what it needs, so what a kill left behind can be repaired.
-        mend(training, run)
+        repair_best(training, run)
         for name in (STATE, MODEL, METRICS):
             ranks.on_first(partial(sweep, run / name))
         before = config_of(run)

@@ -217,7 +217,7 @@ def best_weights(training: Training, writer: Writer) -> Iterator[None]:
             local(tensor).copy_(kept[name])
 
 
-def mend(training: Training, run: Path) -> None:
+def repair_best(training: Training, run: Path) -> None:
     """Makes `model.safetensors` the best weights again if a kill came before it was written. Collective."""
     leader = best(training.validations)
     tensors = _wholes(training) if training.is_best else {}

@@ -99,7 +99,7 @@ class Training:
         refuse_beyond_memory(
             config.num_bytes(lanes, shards),
             what=f"training {count_parameters(config.model):,} parameters in {lanes} lanes",
-            mend="reduce layers, d_model, d_ff, batch, segment or mem_len",
+            fix="reduce layers, d_model, d_ff, batch, segment or mem_len",
             error=ConfigError,
             available=ranks.memory_bytes(),
         )

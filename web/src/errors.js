@@ -1,6 +1,6 @@
 /**
- * An error that a user can mend. Its message is one sentence that says what was given, what was expected and
- * how to mend it. Every other error of this package is a mistake of the package itself.
+ * An error that a user can fix. Its message is one sentence that says what was given, what was expected and
+ * how to fix it. Every other error of this package is a mistake of the package itself.
  */
 export class XLExportError extends Error {
   /** @param {string} message @param {{cause?: unknown}} [options] */

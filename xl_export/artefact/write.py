@@ -248,7 +248,7 @@ def refuse_if_too_large(spec: Spec) -> None:
     refuse_beyond_memory(
         num_bytes,
         what=f"exporting with {rule}",
-        mend="give a shorter memory or segment",
+        fix="give a shorter memory or segment",
         error=ConfigError,
     )
 

@@ -110,8 +110,8 @@ def _kernels(driver: Any) -> tuple[bool | None, str]:
     passed = all(difference <= 1 for difference in differences.values())
     found = ", ".join(f"{name} {difference:.0%}" for name, difference in differences.items())
     sentence = f"on {driver.gpu.name} the largest differences, in parts of the tolerance, are {found}"
-    mend = f"; build engines with --attention native, and {REPORT}"
-    return passed, f"{sentence}{'' if passed else mend}."
+    fix = f"; build engines with --attention native, and {REPORT}"
+    return passed, f"{sentence}{'' if passed else fix}."
 
 
 def _bundled_model() -> tuple[bool | None, str]:
@@ -119,8 +119,8 @@ def _bundled_model() -> tuple[bool | None, str]:
     if folder is None:
         return None, "the model examples/stories/tales is not here; run the command in a checkout."
     report = check(folder, device="cuda")
-    mend = f"; use --device cpu, and {REPORT}"
-    return report.passed, f"{folder.name}: {report.sentence}{'' if report.passed else mend}."
+    fix = f"; use --device cpu, and {REPORT}"
+    return report.passed, f"{folder.name}: {report.sentence}{'' if report.passed else fix}."
 
 
 def _node() -> tuple[bool | None, str]:
@@ -133,8 +133,8 @@ def _node() -> tuple[bool | None, str]:
 
     with tempfile.TemporaryDirectory() as folder:
         report = check(export_tiny(Path(folder), attention="plugin"), device="cuda")
-    mend = f"; export without --attention-as, and {REPORT}"
-    return report.passed, f"{report.sentence}{'' if report.passed else mend}."
+    fix = f"; export without --attention-as, and {REPORT}"
+    return report.passed, f"{report.sentence}{'' if report.passed else fix}."
 
 
 def _can_export() -> bool:

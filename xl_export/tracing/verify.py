@@ -104,7 +104,7 @@ def drift_of(step: ModuleStep, rule: MemoryRule, form: AnyForm, *, period: int =
     """How far from position 0 a module's answers to the same text change; None if they do not.
 
     They change with rotary keys in a memory, if angles are computed in float32 from absolute positions. No
-    graph can mend this: it is compared with the module, which is as wrong there. period: a number of
+    graph can fix this: it is compared with the module, which is as wrong there. period: a number of
     positions after which the answers repeat, if it is known.
     """
     streams = _Streams(step, rule, form, rows=1)
@@ -307,11 +307,11 @@ class _Streams:
             worst.append(float(apart.max()) if apart.numel() else 0.0)
         return float(torch.tensor(worst).max())  # NaN if one is
 
-    def refuse_difference(self, mine: Answers, theirs: Answers, *, what: str, mend: str) -> None:
+    def refuse_difference(self, mine: Answers, theirs: Answers, *, what: str, fix: str) -> None:
         worst = self.difference(mine, theirs)
         if not worst <= TOLERANCE:
             unit = " nats" if self.step_of.language_model else ""
-            raise ArtefactError(f"{self.name} gives other answers {what}, by {worst:.3g}{unit}; {mend}.")
+            raise ArtefactError(f"{self.name} gives other answers {what}, by {worst:.3g}{unit}; {fix}.")
 
 
 def _last(answers: Answers, count: int) -> Answers:
@@ -393,7 +393,7 @@ def _log_probs(streams: _Streams) -> None:
         {LOGITS: mine[None, possible]},
         {LOGITS: theirs[None, possible]},
         what="by log_prob and by logits",
-        mend="let both be of the same distribution",
+        fix="let both be of the same distribution",
     )
 
 
@@ -401,7 +401,7 @@ def _repeats(streams: _Streams) -> None:
     lengths = streams.cut(len(streams.tokens))
     first, second = (streams.feed(streams.tokens, lengths)[0] for _ in range(2))
     streams.refuse_difference(
-        first, second, what="to the same text twice", mend="switch off what draws at random"
+        first, second, what="to the same text twice", fix="switch off what draws at random"
     )
 
 
@@ -423,7 +423,7 @@ def _rows_are_independent(streams: _Streams) -> None:
             _last({name: x[one] for name, x in together.items()}, count),
             _last(alone, count),
             what=f"at position {first[each]} beside texts at other positions",
-            mend="let no row of a batch depend on another, and give each row its own positions",
+            fix="let no row of a batch depend on another, and give each row its own positions",
         )
 
 
@@ -440,7 +440,7 @@ def _future_is_hidden(streams: _Streams) -> None:
             {name: x[:, :place] for name, x in one.items()},
             {name: x[:, :place] for name, x in answers.items()},
             what="before a token that changes",
-            mend="mask the tokens that are to come",
+            fix="mask the tokens that are to come",
         )
 
 
@@ -488,7 +488,7 @@ def _restarts(streams: _Streams) -> None:
         again,
         fresh,
         what="to a text that starts at position 0 with the memory of another one",
-        mend="hide the memory from before position 0, by the positions that `step` is given",
+        fix="hide the memory from before position 0, by the positions that `step` is given",
     )
 
 
@@ -504,7 +504,7 @@ def _padding(streams: _Streams) -> None:
         answers,
         alone,
         what="after padding at negative positions",
-        mend="hide tokens at negative positions from those after them",
+        fix="hide tokens at negative positions from those after them",
     )
 
 
@@ -512,12 +512,12 @@ def _cuts_agree(streams: _Streams) -> None:
     """A text in segments and token by token has the same answers, from position 0 on and later."""
     N = len(streams.tokens)
     cuts = [streams.cut(N), [1, *streams.cut(N - 1)]]
-    mend = (
+    fix = (
         "show every token the M tokens before it and no others, in the segment too, or give a rule with "
         'mask="full", or with segment=1 for a step of one token'
     )
     if streams.step_of.moves_every:
-        mend = "let a token use the earlier tokens of its segment alike, from the memory and from the step"
+        fix = "let a token use the earlier tokens of its segment alike, from the memory and from the step"
         if streams.rule.segment == 1:  # the original project feeds whole segments
             cuts = [[2, 1], [1, 2]]
     for memory, first in ((None, 0), (streams.full, streams.follows)):
@@ -528,7 +528,7 @@ def _cuts_agree(streams: _Streams) -> None:
                 segments,
                 ones,
                 what="in segments and token by token",
-                mend=mend,
+                fix=fix,
             )
 
 
@@ -688,7 +688,7 @@ def _uneven_rows(streams: _Streams) -> None:
         answers,
         expected,
         what="in or after a step that was padded at its end",
-        mend="hide what a ring holds beyond the M tokens before a token, by xl_export.ring_distances, and "
+        fix="hide what a ring holds beyond the M tokens before a token, by xl_export.ring_distances, and "
         "use no length of the segment",
     )
 

@@ -14,7 +14,7 @@ namespace xl_export {
 // What went wrong: the files of an artefact, a stream or a step, a text, or an option of the caller.
 enum class Fault { artefact, stream, text, option };
 
-// One sentence that says what was given, what was expected, and how to mend it.
+// One sentence that says what was given, what was expected, and how to fix it.
 class Error : public std::runtime_error {
  public:
   Error(Fault fault, const std::string& sentence) : std::runtime_error(sentence), fault_(fault) {}

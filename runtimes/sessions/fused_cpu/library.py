@@ -39,7 +39,7 @@ from runtimes.sessions.fused_cpu.variants import (
 FOLDER = Path(__file__).parent
 LIBRARIES = FOLDER / "libraries"  # of the package
 DIGITS = 16  # of the hash in a file name
-MEND = (
+FIX = (
     "let only your user own and write it, or name a folder of your own in XDG_CACHE_HOME, and run `xl-export "
     "fused-kernel`"
 )
@@ -121,7 +121,7 @@ def ignored() -> str | None:
     library = _library()
     if library and os.path.exists(library):  # False also in a folder that may not be read
         found = _fault(library)
-        return f"the fused operator in the cache is not loaded: {found}; {MEND}." if found else None
+        return f"the fused operator in the cache is not loaded: {found}; {FIX}." if found else None
     folder = LIBRARIES.resolve()
     faults = (fault(path, folder=folder) for path in _served(folder))
     if packaged() or not (found := next(filter(None, faults), None)):
@@ -151,7 +151,7 @@ def build() -> Path:
         cache.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         cache.mkdir(mode=0o700, exist_ok=True)
         if found := _fault(cache):
-            raise UserError(f"the fused operator would not be loaded from {cache}: {found}; {MEND}.")
+            raise UserError(f"the fused operator would not be loaded from {cache}: {found}; {FIX}.")
         with private_file(library, mode=0o700) as temporary:
             _compile(compiler, temporary)
     return library

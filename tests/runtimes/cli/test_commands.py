@@ -1,4 +1,4 @@
-"""The edge commands: figures on success, one sentence and exit code 2 for what a user can mend."""
+"""The edge commands: figures on success, one sentence and exit code 2 for what a user can fix."""
 
 from __future__ import annotations
 

@@ -149,5 +149,5 @@ def test_numbers_are_whole_wherever_a_block_ends(
 )
 def test_an_id_outside_is_named_with_its_index(ids: list[int], words: str, tmp_path: Path) -> None:
     with pytest.raises(TextError, match=words):
-        refuse_outside(np.array(ids), tmp_path, 3, mend="give others", start=100)
-    refuse_outside(np.array([0, 2], np.uint8), tmp_path, 3, mend="give others")
+        refuse_outside(np.array(ids), tmp_path, 3, fix="give others", start=100)
+    refuse_outside(np.array([0, 2], np.uint8), tmp_path, 3, fix="give others")

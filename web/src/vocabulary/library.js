@@ -102,7 +102,7 @@ const DECODERS = /** @type {Record<string, (config: any) => (tokens: string[]) =
 });
 
 /** Makes a tokenizer compute what the original computes. @param {any} tokenizer */
-export function mend(tokenizer) {
+export function correct(tokenizer) {
   const seen = new Set();
   const visit = (/** @type {any} */ part) => {
     const walkable = part && (typeof part === "object" || typeof part === "function") && !seen.has(part);

@@ -8,7 +8,7 @@ import { XLExportError, firstLine, shown } from "../errors.js";
 import { parseJson } from "../files/json.js";
 import { sha256 } from "../files/sha256.js";
 import { asPlainText, byteDecoder, decoderOf, specialTokens, unfinished } from "./base.js";
-import { bytesIn, mend, refuseUnknownParts } from "./library.js";
+import { bytesIn, correct, refuseUnknownParts } from "./library.js";
 
 /** @typedef {import("../../index.js").Vocabulary} Vocabulary */
 
@@ -41,7 +41,7 @@ export async function subwordVocabulary(data, where, read, load) {
     refused(FILE, () => {
       const added_tokens = content.added_tokens.filter(known);
       const made = new Tokenizer({ ...content, added_tokens, truncation: null, padding: null }, {});
-      mend(made);
+      correct(made);
       return made;
     });
   const library = opened(() => true);

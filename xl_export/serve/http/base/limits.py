@@ -159,17 +159,17 @@ def _wrong_field(why: str, expected: Any, body: bytes | bytearray | str) -> Refu
             return RefusedError(
                 f"the field {name!r} is missing; see /openapi.json for what it is.", param=name
             )
-        mend = "leave it out, or see /openapi.json for those that are"
+        fix = "leave it out, or see /openapi.json for those that are"
         fields = [] if where else _fields(expected)
         if near := get_close_matches(name, fields):
             # By letters, max_completion_tokens would be closest to min_tokens.
             words = set(name.split("_"))
             meant = max(near, key=lambda field: len(words.intersection(field.split("_"))))
-            mend = f"did you mean {meant!r}? If not, {mend}"
+            fix = f"did you mean {meant!r}? If not, {fix}"
         elif 0 < len(fields) <= FEW:
-            mend = f"expected {', '.join(fields)}"
+            fix = f"expected {', '.join(fields)}"
         of = f" of {where}" if where else ""
-        return RefusedError(f"the field {name!r}{of} is not known here; {mend}.", param=name)
+        return RefusedError(f"the field {name!r}{of} is not known here; {fix}.", param=name)
     what = where or "the body"
     param = re.match(r"\w*", where)[0] or None  # type: ignore[index]
     if place.startswith("`key`"):
