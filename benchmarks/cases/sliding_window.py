@@ -51,7 +51,7 @@ from xl_export.graph.ops import graph_input, save_model
 
 # By attention length: how many times slower the model of Al-Rfou et al. is, on one GPU.
 TABLE_9 = {3800: 1874, 2800: 1409, 1800: 773, 800: 363}
-BLOCK = 256  # queries that a recomputed window computes together; faster than 128, 512 and all at once
+QUERIES_PER_BLOCK = 256  # of a recomputed window; faster than 128, 512 and all at once
 OPSET = 23
 TOLERANCE_NATS = PRESETS["fp32"].tolerance
 OPTIONS = (
@@ -222,7 +222,7 @@ class FusedWindowGraph(WindowGraph):
 
 def query_blocks(window: int) -> list[tuple[int, int]]:
     """(first, end) of each block of queries; the block's scores are computed against keys 0 … end - 1."""
-    return [(first, min(first + BLOCK, window)) for first in range(0, window, BLOCK)]
+    return [(first, min(first + QUERIES_PER_BLOCK, window)) for first in range(0, window, QUERIES_PER_BLOCK)]
 
 
 def window_multiply_adds(model: ModelConfig, window: int) -> int:

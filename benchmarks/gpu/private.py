@@ -22,7 +22,7 @@ PLAIN_USERS = ("root", "user", "ubuntu", "debian", "admin", "runner", "nvidia", 
 # The kind and number of a login (XDG_SESSION_ID, DESKTOP_SESSION) are not secret, and common words.
 SESSION = r"(?<!DESKTOP_)SESSION(?!_(?:CLASS|DESKTOP|ID|TYPE)$)"
 SECRET = re.compile(rf"KEY|TOKEN|SECRET|PASS|AUTH|CRED|COOKIE|PROXY|{SESSION}", re.IGNORECASE)
-LEAST = 4  # characters of a value that is removed; shorter ones are parts of ordinary words
+MIN_REMOVED_CHARS = 4  # shorter values are parts of ordinary words
 LONG = 12  # characters from which any value of the environment is removed, unless it is a usual word
 USUAL = re.compile(r"[a-z]+[\w.+-]*|[\d.]+", re.ASCII)  # such as xterm-256color or 3.11.2
 UNIQUE = (
@@ -48,10 +48,10 @@ class Scrubber:
         self._words = [
             (re.compile(rf"(?<![A-Za-z0-9]){re.escape(word)}(?![A-Za-z0-9])", re.IGNORECASE), placeholder)
             for word, placeholder in sorted(words.items(), key=lambda pair: -len(pair[0]))
-            if len(word) >= LEAST - 1
+            if len(word) >= MIN_REMOVED_CHARS - 1
         ]
         longest = sorted(parts.items(), key=lambda pair: -len(pair[0]))
-        self._parts = [(text, placeholder) for text, placeholder in longest if len(text) >= LEAST]
+        self._parts = [(text, placeholder) for text, placeholder in longest if len(text) >= MIN_REMOVED_CHARS]
 
     def __call__(self, text: str) -> str:
         for part, placeholder in self._parts:
@@ -93,7 +93,7 @@ def scrubber(folders: Mapping[Path, str], *, environment: Mapping[str, str] | No
 def _values(environment: Mapping[str, str]) -> Iterable[str]:
     """The values of the environment to remove: secrets, and long values that are not usual words."""
     for name, value in environment.items():
-        is_secret = SECRET.search(name) is not None and len(value) >= LEAST
+        is_secret = SECRET.search(name) is not None and len(value) >= MIN_REMOVED_CHARS
         if is_secret or (len(value) >= LONG and not USUAL.fullmatch(value) and not value.startswith("/")):
             yield value
 

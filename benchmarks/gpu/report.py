@@ -50,7 +50,7 @@ PYTEST = (
     *("-o", "addopts=--import-mode=importlib", "-W", "default", "-m", "gpu", "-v", "-ra", "--tb=short"),
     *("--continue-on-collection-errors", "-p", "no:cacheprovider"),
 )
-SILENT = 300.0  # seconds without a line after which a test hangs
+TEST_SILENCE_SECONDS = 300.0  # a test that prints no line for longer hangs
 EXIT_CODES = range(6)  # of pytest that ended by itself
 LAST_LINES = 80  # of a log
 HEAD_BYTES = 20_000
@@ -91,7 +91,7 @@ PARTS = (
         name="tests",
         command=_python("pytest", "tests/gpu", *PYTEST),
         minutes=25,
-        silent=SILENT,
+        silent=TEST_SILENCE_SECONDS,
     ),
     Part(name="small", command=_benchmark("gpu"), minutes=20),
     Part(

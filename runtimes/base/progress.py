@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 _said: set[str] = set()
-FIRST = 2.0  # seconds until the first line
-RARELY = 60.0  # most seconds between later lines
+FIRST_LINE_SECONDS = 2.0  # from the start
+MAX_INTERVAL_SECONDS = 60.0  # between later lines
 
 
 class Progress:
@@ -21,14 +21,14 @@ class Progress:
         self.total = total
         self.unit = unit
         self._began = time.monotonic()
-        self._next = FIRST
+        self._next = FIRST_LINE_SECONDS
 
     def __call__(self, done: int) -> None:
         taken = time.monotonic() - self._began
         if taken < self._next or not 0 < done < self.total:
             return
         while self._next <= taken:
-            self._next += min(self._next, RARELY)
+            self._next += min(self._next, MAX_INTERVAL_SECONDS)
         left = taken * (self.total - done) / done
         _echo(f"{self.what}: {done:,} of {self.total:,} {self.unit}, {left:,.0f} s left")
 

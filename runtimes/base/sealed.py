@@ -25,7 +25,7 @@ Record = TypeVar("Record")
 Count = Annotated[int, Range(0, 2**53 - 1, whole=True)]  # what every language has exactly
 HEXADECIMAL = "0123456789abcdef"
 SHA256 = Word("64 lower-case hexadecimal digits", HEXADECIMAL, HEXADECIMAL, 64, 64)
-BLOCK = 1 << 23  # bytes that are read at a time
+READ_BYTES = 1 << 23  # bytes that are read at a time
 LAST_LINE = re.compile(rb'\s*:\s*"[0-9a-f]{64}"\s*}\s*')  # of a sealed file, after the key "digest"
 
 
@@ -130,7 +130,7 @@ def reading_verified(path: Path, facts: FileFacts, *, record: str, again: str) -
     try:
         with reading(path), open_file(path) as stream:
             at = 0
-            while at < len(content) and (length := stream.readinto(content[at : at + BLOCK])):
+            while at < len(content) and (length := stream.readinto(content[at : at + READ_BYTES])):
                 parts.put(content[at : at + length])
                 at += length
         if at < len(content):  # it was cut since its size was read, and the rest was never filled

@@ -26,9 +26,9 @@ DEFAULTS = {
 }
 SPIN = "GOMP_SPINCOUNT"  # how often a thread of libgomp looks for work before it sleeps
 SPINS = "10000"
-LOOK = 0.1  # seconds in which the CPU use of other jobs is measured
-SHARE = 0.2  # of the CPUs: an idle machine uses at most this
-MOST = 1.0  # CPUs: an idle machine uses at most this
+BUSY_SAMPLE_SECONDS = 0.1  # in which the CPU use of other jobs is measured
+IDLE_SHARE = 0.2  # the largest share of the CPUs that an idle machine uses
+IDLE_CPUS = 1.0  # the most CPUs that an idle machine uses
 FATAL = 4  # ONNX Runtime's highest severity: its errors become exceptions, and their text says the same
 
 _in_command = False
@@ -62,7 +62,7 @@ def _is_idle() -> bool:
     from runtimes.base.machine import available_cpus, busy_cpus
 
     try:
-        return busy_cpus(LOOK) <= min(MOST, SHARE * available_cpus())
+        return busy_cpus(BUSY_SAMPLE_SECONDS) <= min(IDLE_CPUS, IDLE_SHARE * available_cpus())
     except OSError:
         return False
 

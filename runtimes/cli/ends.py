@@ -15,7 +15,7 @@ import click
 from runtimes.base.terminal import TerminalStream
 
 TERMINATIONS = (signal.SIGTERM, signal.SIGHUP)  # SIGHUP: the terminal was closed
-INSIST = 0.5  # seconds until an exception that a library has swallowed is raised again
+RAISE_AGAIN_SECONDS = 0.5  # until an exception that a library has swallowed is raised again
 _ended_by: list[int] = []  # the terminations that this process has received
 _raised: BaseException | None = None  # by the last signal, while the command ends
 
@@ -55,7 +55,7 @@ def _insist(error: BaseException) -> NoReturn:
     global _raised
     _raised = error
     signal.signal(signal.SIGALRM, _raise_again)
-    signal.setitimer(signal.ITIMER_REAL, INSIST, INSIST)
+    signal.setitimer(signal.ITIMER_REAL, RAISE_AGAIN_SECONDS, RAISE_AGAIN_SECONDS)
     raise error
 
 

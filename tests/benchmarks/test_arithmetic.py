@@ -89,7 +89,7 @@ def test_streams_share_the_weights_and_not_their_memory():
 
 @pytest.mark.parametrize("window", [1, 7, 11])
 def test_window_counts_what_the_graph_computes(window, monkeypatch):
-    monkeypatch.setattr(sliding_window, "BLOCK", 4)
+    monkeypatch.setattr(sliding_window, "QUERIES_PER_BLOCK", 4)
     graph = WindowGraph(random_weights(MODEL), MODEL, window).build()
     assert counted(graph, {"input_ids": np.zeros((1, window), np.int64)}) == window_multiply_adds(
         MODEL, window

@@ -26,7 +26,7 @@ SIZES = {
 
 @pytest.mark.parametrize(("size", "window", "block"), matrix(tuple(SIZES), (1, 2, 8, 13), (4, 256)))
 def test_graph_equals_pytorch(size, window, block, tmp_path, monkeypatch):
-    monkeypatch.setattr(sliding_window, "BLOCK", block)
+    monkeypatch.setattr(sliding_window, "QUERIES_PER_BLOCK", block)
     model = SIZES[size]
     weights = random_weights(model, seed=window)
     tokens = np.random.default_rng(window).integers(0, model.vocab_size, window)

@@ -26,7 +26,7 @@ from runtimes.contract.vocabulary import VOCAB_FILES, Vocab, load_vocab
 
 SCHEMA = 1  # version of `data.json`
 SPLITS = ("train", "valid", "test")
-LEAST = 2  # tokens of a part: one is fed and the other predicted
+MIN_PART_TOKENS = 2  # one is fed and the other predicted
 DType = Literal["uint8", "uint16", "int32"]
 
 
@@ -103,7 +103,7 @@ def save_facts(
     files = {name: file_facts(folder / name) for name in names if (folder / name).is_file()}
     tokens = {split: files[f"{split}.bin"].num_bytes // np.dtype(dtype).itemsize for split in SPLITS}
     for split, count in tokens.items():
-        if count < LEAST:
+        if count < MIN_PART_TOKENS:
             raise UserError(
                 f"the {split} part has {count} token{'s' * (count != 1)}, too few to predict one; give more."
             )
@@ -163,7 +163,7 @@ def _read(path: Path) -> DatasetFacts:
         and set(facts.files) - set(VOCAB_FILES) == {f"{split}.bin" for split in SPLITS}
         and VOCAB in facts.files
         and all(
-            count >= LEAST and facts.files[f"{split}.bin"].num_bytes == count * itemsize
+            count >= MIN_PART_TOKENS and facts.files[f"{split}.bin"].num_bytes == count * itemsize
             for split, count in facts.tokens.items()
         )
     )

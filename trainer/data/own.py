@@ -16,7 +16,7 @@ from runtimes.base.sealed import FileFacts, file_facts
 from runtimes.contract.id_files import CHECKED
 from runtimes.contract.vocabulary import Vocab, save_vocab
 from trainer.data.archives import Tick
-from trainer.data.dataset import LEAST, SPLITS, DatasetFacts, save_facts, smallest_dtype, write_part
+from trainer.data.dataset import MIN_PART_TOKENS, SPLITS, DatasetFacts, save_facts, smallest_dtype, write_part
 from trainer.data.published import progress_bar, total_bytes
 
 # In place of a corpus's name.
@@ -114,7 +114,7 @@ def cut_off(folder: Path, missing: Sequence[str], vocab: Vocab) -> bool:
     exact = [len(ids) * percent // 100 for percent in percents]
     found = [_after(ids, percent, vocab.special.after_text) for percent in percents]
     cuts = [at if cut is None else cut for cut, at in zip(found, exact, strict=True)]
-    if any(end - start < LEAST for start, end in itertools.pairwise([*cuts, len(ids)])):
+    if any(end - start < MIN_PART_TOKENS for start, end in itertools.pairwise([*cuts, len(ids)])):
         found = [None]
         cuts = exact
     for split, (start, end) in zip(missing, itertools.pairwise([*cuts, len(ids)]), strict=True):

@@ -81,12 +81,12 @@ EXPECTED = (  # from so many trained tokens on, if there is text enough: the row
     (5e8, "paragraphs that stay with their subject"),
 )
 TOKENS_PER_PARAMETER = 5  # with fewer, a smaller model learns more in the same time
-SHARE = 0.85  # of the time for training steps; the rest is for validations, checkpoints and the start
+STEPS_SHARE = 0.85  # of the time for training steps; the rest is for validations, checkpoints and the start
 VALIDATIONS = 20
 TUNING_PASSES = 10
 TUNING_RATE = 0.3  # of the learning rate of the run that is tuned
 TRAINED = 0.9  # of a text; the rest is held out
-LEAST = 200  # bytes of a text that fill a batch, and leave some for validation
+MIN_TEXT_BYTES = 200  # enough to fill a batch, and to leave some for validation
 SAMPLED = 1 << 20  # bytes of the text that are read for a plan
 MEASURED = 4.0  # seconds
 Device = Literal["cpu", "cuda", "mps"]
@@ -152,7 +152,7 @@ def plan(
     for choice in SIZES[row.largest :: -1]:
         config = _recipe(choice, row, vocab_size=max(2, size), device=device)
         rate = 0.0 if steps else tokens_per_second(config)
-        trained = rate * 60 * minutes * SHARE
+        trained = rate * 60 * minutes * STEPS_SHARE
         # Either the time is enough for all useful passes over the text, or for enough tokens.
         if steps or trained >= min(most, TOKENS_PER_PARAMETER * count_parameters(config.model)):
             break
@@ -220,7 +220,7 @@ def plan_tuning(
     else:
         tokens = len(open_dataset(str(data)).train)
     rate = 0.0 if steps else tokens_per_second(config)
-    most = min(rate * 60 * minutes * SHARE, TUNING_PASSES * tokens)
+    most = min(rate * 60 * minutes * STEPS_SHARE, TUNING_PASSES * tokens)
     config = _timed(config, steps=steps, tokens=most, minutes=minutes)
     passes = _total(config) / max(1, tokens)
     return config, (
@@ -287,7 +287,7 @@ def _beginning(text: str, *, is_bytes: bool) -> tuple[int, str]:
     refuse_no_text(path)
     with reading(path), open_file(path) as stream:
         sample = stream.read(SAMPLED)
-    if len(sample) < LEAST:
+    if len(sample) < MIN_TEXT_BYTES:
         raise TextError(f"{text} has {len(sample)} bytes; give a text of at least a few thousand characters.")
     decoded = sample.decode("utf-8", errors="ignore") if is_bytes else TextDecoder(text).decode(sample)
     return path.stat().st_size, decoded
@@ -314,7 +314,7 @@ def _words(vocab: str, size: int | None) -> str:
 def _time(config: TrainConfig, rate: float) -> str:
     if not rate:
         return f"{config.steps:,} steps"
-    seconds = _total(config) / rate / SHARE
+    seconds = _total(config) / rate / STEPS_SHARE
     minutes = f"{seconds / 60:.2g}"
     return f"{config.steps:,} steps, about {minutes} minute{'s' * (minutes != '1')} at {rate:,.0f} tokens/s"
 

@@ -25,7 +25,7 @@ from xl_export.graph.quantise import (
 )
 
 HALF = 2.0**-10  # what float16 may change a value or its scale by, as a share of it
-LEAST = 2.0**-16  # and for a scale so small that float16 has few bits for it
+ABSOLUTE_ERROR = 2.0**-16  # added for a scale so small that float16 has few bits for it
 
 
 def put_at_stored_values(exact: ir.Model, lowered: ir.Model) -> None:
@@ -77,7 +77,10 @@ class _Rounded:
         same = self.array == np.clip(exact, -most, most)
         size = np.abs(np.where(same, 0, self.array))
         with np.errstate(invalid="ignore"):
-            near = np.abs(np.where(same, 0, self.array - exact)) <= 0.51 * self.steps + size * HALF + LEAST
+            near = (
+                np.abs(np.where(same, 0, self.array - exact))
+                <= 0.51 * self.steps + size * HALF + ABSOLUTE_ERROR
+            )
         if self.ends is not None:
             cut = self.array * exact >= 0
             cut &= (size <= np.abs(exact) * (1 + HALF)) & (np.abs(exact) * min(SHARES) <= size * (1 + HALF))

@@ -26,7 +26,7 @@ from xl_export.graph.ops import TYPES, Ops, graph_input
 from xl_export.graph.visibility import StepMask, make_mask
 
 COMPUTED: MemoryType = "float32"  # the type of everything but memory
-MOST = np.float32(127)  # the largest byte; -128 is not used
+MAX_BYTE = np.float32(127)  # the largest byte; -128 is not used
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ def bytes_and_scales(op: Ops, x: ir.Value) -> tuple[ir.Value, ir.Value]:
     `trainer.model.projected.through_bytes` says the same in PyTorch.
     """
     last = op.constant(np.array([3]))
-    most = op.constant(MOST)
+    most = op.constant(MAX_BYTE)
     zero = op.constant(np.float32(0))
     one = op.constant(np.float32(1))
     largest = op.ReduceMax(op.Abs(x), last)
@@ -209,7 +209,7 @@ def bytes_and_scales(op: Ops, x: ir.Value) -> tuple[ir.Value, ir.Value]:
     scale = op.Add(op.Div(largest, most), op.ReduceSum(op.Mul(x, zero), last))
     divisor = op.Where(op.Equal(scale, zero), one, scale)
     # A scale below the normal numbers has few bits, and a quotient may then be larger than 127.
-    rounded = op.Clip(op.Round(op.Div(x, divisor)), op.constant(-MOST), most)
+    rounded = op.Clip(op.Round(op.Div(x, divisor)), op.constant(-MAX_BYTE), most)
     return op.Cast(rounded, to=int(ir.DataType.INT8)), scale
 
 

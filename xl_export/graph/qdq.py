@@ -27,7 +27,7 @@ from xl_export.graph.quantise import SMALL
 BLOCKS = (128, 64, 32, 16)  # rows that share a scale, the first that divides K; TensorRT takes no others
 # Of the largest value; a smaller scale cuts it off and rounds the rest less.
 SHARES = (1.0, 0.95, 0.9, 0.85, 0.8)
-LEAST = np.finfo(np.float16).smallest_subnormal  # a scale is stored in float16
+MIN_SCALE = np.finfo(np.float16).smallest_subnormal  # a scale is stored in float16
 PREFIX = "blocks."  # of the names of the layers' matrices
 
 
@@ -82,7 +82,9 @@ def quantised(matrix: np.ndarray, chosen: Format, block: int | None) -> tuple[np
     values = np.zeros_like(blocks)
     least = np.full_like(highest, np.inf)
     for share in SHARES:
-        tried = np.maximum((share * highest / chosen.largest).astype(np.float16), LEAST).astype(np.float32)
+        tried = np.maximum((share * highest / chosen.largest).astype(np.float16), MIN_SCALE).astype(
+            np.float32
+        )
         rounded = np.rint(np.clip(blocks / tried, -chosen.largest, chosen.largest))
         error = ((rounded * tried - blocks) ** 2).sum(axis=1, keepdims=True)
         better = error < least

@@ -29,7 +29,7 @@ NEWEST = re.compile(rb'\s*model_checkpoint_path:\s*"([^"\n]+)"')
 SECONDS = 300
 BYTES_PER_SECOND = 5_000_000
 GROWTH = 4  # variables may be compressed, up to this factor
-LEAST = 1 << 20
+EXTRA_BYTES = 1 << 20
 STATE_BYTES = 1 << 16
 # Python puts the current folder first on the module path, and would execute an untrusted numpy.py there.
 PROGRAM = (
@@ -96,7 +96,7 @@ def _run_child(prefix: Path, out: Path, size: int) -> None:
     """Lets a process write the variables; raises ArtefactError if it fails or takes too long."""
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     environment = os.environ | quiet | {"PYTHONPATH": os.pathsep.join(_module_path())}
-    limit = GROWTH * size + LEAST
+    limit = GROWTH * size + EXTRA_BYTES
     seconds = SECONDS + size / BYTES_PER_SECOND
     command = [sys.executable, "-c", PROGRAM, str(prefix.absolute()), str(out), str(limit)]
     reason = "it took too long"

@@ -31,9 +31,9 @@ from runtimes.contract.vocabulary.base import (
 Library = Literal["tokenizers", "sentencepiece"]
 FILES: dict[Library, str] = {"tokenizers": "tokenizer.json", "sentencepiece": "tokenizer.model"}
 PIECE = 1 << 18  # characters of a text that the library encodes at a time
-# Of fewer characters, `tokenizers` encodes a text faster by itself than as a batch of one. But then it holds
-# Python's lock all the while, and for a batch it lets other threads of the program continue.
-SHORT = 1 << 10
+# `tokenizers` encodes a shorter text faster by itself than as a batch of one. It then holds Python's lock
+# throughout; for a batch it releases the lock.
+MIN_BATCHED_CHARS = 1 << 10
 LINE_END = re.compile(r"\n(?=\S)")
 BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")  # of a vocabulary that falls back to bytes
 # Common names of special tokens, for files that do not say which token is which.
@@ -245,7 +245,7 @@ class _Tokenizers:
 
     def encode(self, text: str) -> list[int]:
         with _refused("text"):
-            if len(text) < SHORT:
+            if len(text) < MIN_BATCHED_CHARS:
                 encoding = self._tokenizer.encode(text, add_special_tokens=False)
             else:
                 (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=False)

@@ -41,7 +41,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is returned has the hash of the record, or an error is raised: there is no gap between the two."""
-    monkeypatch.setattr("runtimes.base.sealed.BLOCK", 1000)
+    monkeypatch.setattr("runtimes.base.sealed.READ_BYTES", 1000)
     path, content = tmp_path / "file", random.Random(0).randbytes(10_500)
     path.write_bytes(content)
     facts = file_facts(path)

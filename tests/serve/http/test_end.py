@@ -33,7 +33,7 @@ def test_the_waits_of_an_end_fit_into_the_seconds_of_the_guide(
         monkeypatch.setattr(StreamStore, "close", recorded("store", StreamStore.close))
         server.end()
     assert given["engine"] + given["store"] <= PROMISED  # one after the other, in a thread for each model
-    assert serving.LOOK + serving.GRACE <= PROMISED  # meanwhile
+    assert serving.END_CHECK_SECONDS + serving.CONNECTION_GRACE_SECONDS <= PROMISED  # meanwhile
 
 
 def test_an_engine_whose_step_does_not_end_is_waited_for_no_longer(

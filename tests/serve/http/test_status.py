@@ -221,7 +221,7 @@ def test_the_end_of_the_server_ends_streams_and_refuses_others(artefacts: dict[s
 def test_the_end_cuts_slow_bodies_and_the_log_stays_json(
     artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(serving, "GRACE", 0.2)
+    monkeypatch.setattr(serving, "CONNECTION_GRACE_SECONDS", 0.2)
     with running(sources(("m", artefacts["ring"]))) as server, contextlib.ExitStack() as connections:
         slow = [connections.enter_context(connection(server)) for _ in range(3)]
         for client in slow:

@@ -27,7 +27,7 @@ from trainer.run.config import TrainConfig
 from trainer.training import loop
 from trainer.training import plan as planning
 from trainer.training.loop import resume, train
-from trainer.training.plan import SHARE, SIZES, TEXTS, VALIDATIONS, plan, plan_tuning
+from trainer.training.plan import SIZES, STEPS_SHARE, TEXTS, VALIDATIONS, plan, plan_tuning
 
 Make = Callable[..., TrainConfig]
 
@@ -60,7 +60,7 @@ def test_steps_fit_the_time(tmp_path: Path, speed: Callable[[float], None]) -> N
     speed(1000)
     config, paragraph = plan(text=written(tmp_path, 5_000_000), minutes=20)
     trained = config.steps * config.batch * config.training.segment
-    assert trained == pytest.approx(1000 * 60 * 20 * SHARE, rel=0.05)
+    assert trained == pytest.approx(1000 * 60 * 20 * STEPS_SHARE, rel=0.05)
     assert 0 < config.schedule.warmup_steps < config.steps
     assert config.steps / config.validate_every == pytest.approx(VALIDATIONS, rel=0.3)
     assert "about 20 minutes" in paragraph

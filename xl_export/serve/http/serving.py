@@ -29,15 +29,15 @@ except ImportError:  # no POSIX
 
 resource: Any = _resource
 
-GRACE = 4  # seconds from a signal until connections that are still open are cut
-LOOK = 0.1  # seconds between two looks whether the server should end; uvicorn's own
+CONNECTION_GRACE_SECONDS = 4  # from a signal until connections that are still open are cut
+END_CHECK_SECONDS = 0.1  # between two checks whether the server should end; as in uvicorn
 BACKLOG = 2048  # connections that the kernel holds until they are accepted
 KEEP_ALIVE = 65  # seconds that an idle connection is kept; more than the 60 of the usual proxies
 # Seconds that a thread which computes in Python lets others wait; 0.005 is Python's default. The event loop
 # waits so long a few times in each request while a long text is encoded or decoded.
 SWITCH = 0.001
 RESERVE = 256  # open files for artefacts, streams and their journals, and libraries; at most half of all
-EACH = 2  # open files of a connection: its socket, and a snapshot that is sent or received over it
+FILES_PER_CONNECTION = 2  # its socket, and a snapshot that is sent or received over it
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
@@ -103,7 +103,7 @@ async def serve(server: Server, address: Address, *, ready: Ready | None = None)
                     ready(listener.getsockname()[1], end)
                 serving = asyncio.ensure_future(web.serve([listener]))
                 while not (web.should_exit or serving.done()):
-                    await asyncio.sleep(LOOK)
+                    await asyncio.sleep(END_CHECK_SECONDS)
                 # uvicorn waits for answers before it stops the application. So streams end now.
                 await asyncio.gather(server.stop(), serving)
                 for connection in list(connections):  # to clients that do not read
@@ -125,7 +125,7 @@ def configured(server: Server, connections: set[Connection]) -> uvicorn.Config:
         server_header=False,
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE,
-        timeout_graceful_shutdown=GRACE,
+        timeout_graceful_shutdown=CONNECTION_GRACE_SECONDS,
         ws="none",
     )
 
@@ -206,8 +206,8 @@ def raised(wanted: int) -> int:
 
 def fitted(limits: Limits) -> tuple[Limits, int]:
     """The limits with no more connections than the process can have files for, and the number of files."""
-    files = raised(EACH * limits.connections + RESERVE)
-    connections = max(1, (files - min(RESERVE, files // 2)) // EACH)
+    files = raised(FILES_PER_CONNECTION * limits.connections + RESERVE)
+    connections = max(1, (files - min(RESERVE, files // 2)) // FILES_PER_CONNECTION)
     return replace(limits, connections=min(connections, limits.connections)), files
 
 

@@ -13,7 +13,7 @@ import msgspec
 from xl_export.serve.core.settings import Limits
 from xl_export.serve.http.base.errors import RefusedError
 
-FEW = 8  # fields that a message may list
+MAX_LISTED_FIELDS = 8  # in a message
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # a half of a pair, in JSON's spelling
 LONGEST_NAME = 60  # characters of a field's name that are shown or compared
 Body = TypeVar("Body")
@@ -166,7 +166,7 @@ def _wrong_field(why: str, expected: Any, body: bytes | bytearray | str) -> Refu
             words = set(name.split("_"))
             meant = max(near, key=lambda field: len(words.intersection(field.split("_"))))
             fix = f"did you mean {meant!r}? If not, {fix}"
-        elif 0 < len(fields) <= FEW:
+        elif 0 < len(fields) <= MAX_LISTED_FIELDS:
             fix = f"expected {', '.join(fields)}"
         of = f" of {where}" if where else ""
         return RefusedError(f"the field {name!r}{of} is not known here; {fix}.", param=name)

@@ -40,7 +40,7 @@ from xl_export.serve.streams.store import StreamStore
 
 ON_SIGNAL = 3.0  # seconds that the engines have to end their tasks when the server stops
 CLOSING = 2.0  # seconds that the store has after the engines; a server ends within five
-SHORT = 1e-3  # seconds of a step; see `has_short_steps`
+SHORT_STEP_SECONDS = 1e-3  # see `has_short_steps`
 TIMED = 20  # steps
 # Bytes of an artefact. A step reads all weights, and one thread reads 32 MB in about a millisecond; so the
 # steps of a larger one are not short, and it is not opened a second time for a trial.
@@ -158,7 +158,7 @@ def has_short_steps(session: Session) -> bool:
         began = time.perf_counter()
         session.predict(token, memory)
         seconds.append(time.perf_counter() - began)
-    return min(seconds) < SHORT
+    return min(seconds) < SHORT_STEP_SECONDS
 
 
 class Log:
