@@ -126,12 +126,12 @@ class Spec:
     opset: Annotated[int, Range(1, 1000, whole=True)]
     storage: Storage = "external"
     without: tuple[Promise, ...] = ()  # the promises that a traced module does not keep
-    # Of graphs without sizes that vary: every step has so many rows.
+    # Number of rows of every step, for graphs of fixed sizes.
     fixed_rows: Annotated[int, Range(1, MAX_BATCH, whole=True)] | None = None
     # With `fixed_rows`, the numbers of tokens that have a graph, from 1 up to `rule.segment`. Empty if there
     # is only the graph of whole segments.
     fixed_tokens: tuple[Positive, ...] = ()
-    # The memory moves when so many tokens are complete, and not with every token; the graph does this.
+    # Number of complete tokens at which the graph moves the memory; None if it moves with every token.
     moves_every: Positive | None = None
     # About the first position at which a traced module has other answers to a text than near position 0.
     drifts_from: Count | None = None

@@ -291,7 +291,7 @@ class Step:
         self._logits_of = logits_of
         #: Tokens of each row, padding included.
         self.length = next(given[x.name].shape[1] for x in spec.signature[0] if "tokens" in x.shape)
-        #: By how many tokens each row advances, int64 [B].
+        #: Number of tokens by which each row advances, int64 [B].
         self.counts = np.full(memory.batch, self.length) if lengths is None else lengths
         #: The position at which all rows begin; None if they differ, or were not compared.
         self.begin: int | None = None

@@ -94,7 +94,7 @@ class OrtSession(GraphSession):
             names = {graph.name, *spec.token_graphs.values(), *weights}
             contents = {name: read_bytes(graph.with_name(name)) for name in names}
         graphs: Mapping[Any, str] = spec.token_graphs or {None: graph.name}
-        #: By the number of tokens; of one graph, by None.
+        #: ONNX Runtime's sessions by number of tokens; a single graph has the key None.
         self._sessions = {
             count: self._load(graph.with_name(name), contents, threads, tokens=count)
             for count, name in graphs.items()

@@ -237,11 +237,11 @@ class _Scorer:
 class BatchLimits:
     """The largest batch."""
 
-    #: Of a batch.
+    #: Number of rows of a batch.
     rows: int
-    #: Of a step, padding included.
+    #: Number of tokens of a step, padding included.
     tokens: int
-    #: Tokens of a row in a step.
+    #: Number of tokens of a row in a step.
     segment: int
 
     @classmethod

@@ -58,12 +58,12 @@ class Row:
     number: int
     source: TextToScore
     context: Context
-    #: Each token of it predicts the next one.
+    #: Token ids; each predicts the next one.
     stream: np.ndarray
     unknown: int
-    #: Of the text that is predicted; None for ids.
+    #: Size of the predicted text; None for ids.
     size: TextSize | None
-    #: Whether nothing of the text is left out because no token stands before it.
+    #: Whether the whole text is predicted: its first token has a token before it.
     whole: bool
 
     @property

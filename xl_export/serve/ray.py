@@ -44,19 +44,19 @@ class Deployment:
     replicas: int = 1
     #: The most; without it their number is fixed.
     most_replicas: int | None = None
-    #: Ray adds replicas when each had more than `rows` requests for so long.
+    #: Ray adds replicas when each had more than `rows` requests for this many seconds.
     add_seconds: int = 30
-    #: Ray removes some when fewer would have been enough for so long.
+    #: Ray removes replicas when fewer would have been enough for this many seconds.
     remove_seconds: int = 600
-    #: How long a replica that is removed may finish its requests.
+    #: Seconds that a removed replica has to finish its requests.
     leave_seconds: int = 120
-    #: Of each replica.
+    #: Number of rows of each replica.
     rows: int = 32
-    #: Of each replica.
+    #: Number of requests that may wait in each replica.
     queue: int = 1024
-    #: CPUs of each replica.
+    #: Number of CPUs of each replica.
     threads: int = 1
-    #: Of streams that each replica keeps in RAM.
+    #: Bytes of streams that each replica keeps in RAM.
     ram_bytes: int = 1 << 28
 
     def __post_init__(self) -> None:

@@ -51,11 +51,11 @@ MOST_BYTES = 1 << 31  # of weights in fp32: WebAssembly has 4 GiB of addresses, 
 class Site:
     """What was written."""
 
-    #: Their names.
+    #: Names of the models.
     models: tuple[str, ...]
-    #: Of all files.
+    #: Bytes of all files.
     num_bytes: int
-    #: One sentence each.
+    #: Warnings, one sentence each.
     warnings: tuple[str, ...]
 
 

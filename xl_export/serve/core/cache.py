@@ -58,9 +58,9 @@ class PrefixCache:
         # The keys of prefixes with a state, the one that was used longest ago first.
         self._passed: OrderedDict[bytes, None] = OrderedDict()
         self._kept: OrderedDict[bytes, None] = OrderedDict()
-        #: Of the states.
+        #: Bytes of all states.
         self.num_bytes = 0
-        #: How many states were dropped.
+        #: Number of states dropped.
         self.evicted = 0
 
     @property

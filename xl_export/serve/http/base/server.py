@@ -212,7 +212,7 @@ class Server:
         self._stream_limits = stream_limits or StoreSettings()
         self.keys = keys or {}
         self.log = log or Log(None)
-        #: By name; the first is the one that a request without a name gets.
+        #: Models by name; a request without a name gets the first.
         self.models: dict[str, Model] = {}
         #: The streams of all models; there once the server has started.
         self.store: StreamStore
