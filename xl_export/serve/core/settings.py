@@ -31,8 +31,8 @@ class EngineSettings:
     #: Tokens of prompts that are fed in one iteration, padding included; at least one chunk is always fed.
     prompt_tokens: int = 128
     #: Answers that a client has not read. The next one ends its task: a client that reads nothing must hold
-    #: neither a row nor much memory (about 200 bytes an answer). So many tokens bridge a stall of half a
-    #: second at the rate of the smallest models.
+    #: neither a row nor much memory (about 200 bytes an answer). That bridges a stall of half a second
+    #: at the rate of the smallest models.
     unread: int = 8192
     # One state is always accepted.
     state_bytes: Annotated[

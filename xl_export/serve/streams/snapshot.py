@@ -27,7 +27,7 @@ from xl_export.serve.core.state import StreamState
 
 FACTS = ("furthest", "tail", "logits")
 FACTS_BYTES = 1 << 16  # of a header, without the logits and the tail: its tensors' names and places
-DIGITS = 19  # of the largest position
+DIGITS = 19  # decimal digits of the largest position
 
 
 def write_snapshot(state: StreamState, stream: BinaryIO) -> None:

@@ -36,7 +36,7 @@ from xl_export.serve.streams.database import (
 from xl_export.serve.streams.snapshot import read_snapshot
 
 LOG = logging.getLogger(__name__)
-JOURNAL_BYTES = 1 << 15  # of a journal to which the inputs of a step are added
+JOURNAL_BYTES = 1 << 15  # largest journal to which inputs of steps are added
 
 
 class NoStreamError(UserError):
@@ -125,7 +125,7 @@ class StreamStore:
         return sorted(found, key=lambda each: (each.created, each.id))
 
     def refuse_more(self, owner: str, num_bytes: int = 0) -> None:
-        """Raises TooManyStreamsError if an owner may not have one more stream, of so many bytes."""
+        """Raises TooManyStreamsError if an owner may not have one more stream of `num_bytes`."""
         self.refuse_closed()
         held = self.list(owner)
         making = self._making[owner]

@@ -42,7 +42,7 @@ class Bound:
         self.total = 0
 
     def take(self, count: int) -> None:
-        """Counts so many more, until `give_back`; raises RefusedError if that is too many."""
+        """Adds `count`, until `give_back`; raises RefusedError if the total is too large."""
         if self.total + count > self._most:
             raise RefusedError(
                 f"the server has {self.total:,} {self._what} at once and may have no more than "
@@ -54,7 +54,7 @@ class Bound:
         self.total += count
 
     def give_back(self, count: int) -> None:
-        """Counts so many less."""
+        """Subtracts `count`."""
         self.total -= count
 
     @contextmanager

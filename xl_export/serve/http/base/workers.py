@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 INLINE_BYTES = 1 << 12  # less is done on the event loop: 2.5 ms for a text of parts of words
 LONG_BYTES = 1 << 16  # 40 ms
-BYTES_OF_TOKEN = 8  # a token takes as long to write into an answer as so many bytes of text take to read
+BYTES_OF_TOKEN = 8  # writing a token into an answer takes as long as reading this much text
 SHORT_WORK = ThreadPoolExecutor(1, "xl-export short work")
 LONG_WORK = ThreadPoolExecutor(1, "xl-export long work")
 BACKGROUND: set[asyncio.Task[Any]] = set()  # see `background`
