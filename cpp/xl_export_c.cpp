@@ -56,7 +56,7 @@ Tokens view(const std::int64_t* numbers, std::int64_t count) {
   return {numbers, static_cast<std::size_t>(count)};
 }
 
-// As many numbers as `batch` rows of `length` are; the session refuses a length that does not fit.
+// batch * length numbers; the session refuses a length that does not fit.
 Tokens rows(const xl_memory* memory, const std::int64_t* numbers, std::int64_t length) {
   require(memory && length >= 0 && length <= INT64_MAX / memory->memory.batch());
   return view(numbers, length * memory->memory.batch());

@@ -91,8 +91,8 @@ typedef int32_t (*xl_each)(void* own, int64_t token, const char* text, int64_t n
 int32_t xl_generate(const xl_session* session, xl_memory* memory, const int64_t* prompt, int64_t count,
                     const xl_generate_options* options, xl_each each, void* own);
 
-/* Streams in files that the Python package continues, and the other way round. A loaded memory has as many
-   streams as its file: ask xl_batch() before any other call, because it sizes every array. Streams that other
+/* Streams in files that the Python package continues, and the other way round. The file decides
+   the number of streams, which sizes every array: ask xl_batch() before any other call. Streams that other
    weights computed, such as those before the model was fine-tuned, are refused unless `adopt` is not 0. */
 int32_t xl_save(const xl_memory* memory, const char* path);
 xl_memory* xl_load(const xl_session* session, const char* path, int32_t adopt);

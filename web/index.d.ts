@@ -87,9 +87,8 @@ export interface Model {
    */
   score(prompt: Prompt, options?: ScoreOptions): Promise<Scores>;
   /**
-   * Takes back the last tokens of a stream, up to as many as a segment has, counted from the furthest
-   * position that it has come to. Only a ring can do that. What would come next is known again when a token
-   * was fed.
+   * Takes back the last tokens of a stream, up to one segment, counted from the furthest position that it
+   * has reached. Only a ring can do that. What comes next is known again once a token is fed.
    */
   rewind(memory: Memory, count: number): Promise<void>;
   /**
@@ -180,7 +179,7 @@ export interface SamplingOptions {
 export interface GenerateOptions extends SamplingOptions {
   /** A stream to continue. With one that has seen tokens the prompt may be empty. */
   memory?: Memory;
-  /** 256 by default; Infinity goes on until something else ends the text. */
+  /** 256 by default; with Infinity something else must end the text. */
   maxTokens?: number;
   seed?: number;
   /** Strings that end the text. They are not part of it. */

@@ -2,7 +2,7 @@
 //
 //   benchmark ARTEFACT [TOKENS [THREADS [FUSED_LIBRARY]]]
 //
-// TOKENS are timed after as many as fill the memory. Milliseconds are medians, of all and of the last tenth.
+// TOKENS are timed once the memory is full. Milliseconds are medians, of all and of the last tenth.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

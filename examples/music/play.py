@@ -84,7 +84,7 @@ def _drawn(
 
 
 def _whole_pieces(music: Iterator[Slice], seconds: float) -> Iterator[Slice]:
-    """The music up to the end of the piece, or else of the phrase, that goes on after so many seconds."""
+    """The music until a piece ends after `seconds`, or a phrase after a quarter more."""
     played = 0.0
     for piece in music:
         over = played >= seconds and piece.tick > 0

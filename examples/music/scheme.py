@@ -9,7 +9,7 @@ Time goes in beats (quarter notes) and in four ticks a beat (sixteenth notes). A
 - `.e`, `.&` and `.a` go on to the second, third or fourth sixteenth of the beat, where a note begins there.
 - `fermata` says that the chord which begins here ends a phrase.
 - `S67` begins a note in the soprano, of MIDI pitch 67. It lasts until the next `S…`; `S-` is silence.
-- `end` goes on to the next beat and ends the piece.
+- `end` moves to the next beat and ends the piece.
 
 Any sequence of these tokens has a meaning, so what a model generates can always be played (see `Reader`).
 """
@@ -138,7 +138,7 @@ class Reader:
         self._beats, self._sharps = 4, 0
 
     def read(self, token: int) -> Event | None:
-        """Returns the event that this token completes, because it goes on in time; None for other tokens."""
+        """Returns the event that this token completes by advancing the time; None for other tokens."""
         name = NAMES[token]
         if name in BEATS or name in PARTS_OF_A_BEAT:
             return self._advance(name)

@@ -120,7 +120,7 @@ def is_triad_over_its_root(row: np.ndarray) -> bool:
 
 
 def chord_runs(scores: Iterable[Score], length: int) -> set[tuple[tuple[int, ...], ...]]:
-    """Returns all runs of so many chords from beat to beat, whatever their key."""
+    """Returns all runs of `length` chords from beat to beat, in any key."""
     runs = set()
     for score in scores:
         beats = grid(score)[::TICKS]

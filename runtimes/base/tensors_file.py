@@ -95,7 +95,7 @@ def tensors_in_bytes(content: bytes | bytearray, path: Path) -> tuple[dict[str, 
 
 def _size(header: dict[str, dict[str, Any]], length: int, path: Path) -> int:
     """The bytes of all arrays of a header; raises ArtefactError unless they follow each other without a gap
-    and are as many as follow the header.
+    and fill the file behind the header.
     """
     at = 0
     for name, facts in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):

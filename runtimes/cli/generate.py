@@ -93,7 +93,7 @@ sampling_options = options_of(Sampler, defaults=False, top_k=click.IntRange(0, M
 @click.option(
     "--beams",
     type=click.IntRange(min=1),
-    help="Search for the most probable continuation with so many beams. Nothing is sampled.",
+    help="Number of beams of a search for the most probable continuation. Nothing is sampled.",
 )
 @click.option(
     "--length-penalty",
@@ -106,7 +106,7 @@ sampling_options = options_of(Sampler, defaults=False, top_k=click.IntRange(0, M
     "--best-of",
     "samples",
     type=click.IntRange(min=1),
-    help="Sample so many continuations, and print the one with the highest mean log-probability.",
+    help="Number of continuations to sample; the one with the highest mean log-probability is printed.",
 )
 @click.option(
     "--save-memory",

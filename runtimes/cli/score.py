@@ -54,7 +54,7 @@ ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 @click.option(
     "--batch",
     type=click.IntRange(1, 1 << 12),
-    help="The most texts that are computed side by side; by default as many as memory and speed suggest.",
+    help="The most texts that are computed side by side; by default chosen from memory and speed.",
 )
 @click.option(
     "--window",

@@ -218,7 +218,7 @@ def _refuse_foreign(session: Session, memory: Memory) -> None:
 
 
 def _refuse_unfit(session: Session, memory: Memory, batch: int, segment: int) -> None:
-    """Raises StreamError where a step of so many rows and tokens does not fit the session or the memory."""
+    """Raises StreamError if a step of this many rows and tokens does not fit the session or the memory."""
     if batch != memory.batch:
         raise StreamError(
             f"tokens have {batch} rows and the memory holds {memory.batch} streams; give one row per stream."

@@ -201,8 +201,8 @@ class Memory:
 
         A step of the part advances these rows here, and leaves the others as they are. The part is kept with
         what a session binds to it, so asking for it again is cheap; of many parts the MOST_PARTS that were
-        used last are kept. A part and its whole are one memory for threads: see `in_use`. Whoever exchanges
-        the arrays of the whole has to ask for its parts again. Raises StreamError for rows that are not
+        used last are kept. A part and its whole are one memory for threads: see `in_use`. After the
+        arrays of the whole were replaced, ask for the parts again. Raises StreamError for rows that are not
         there, and for memory that lies on a device, where `select` and `replace` serve.
         """
         if self.whole is not None:
@@ -323,8 +323,8 @@ class Memory:
             chosen = self._checked(rows)
             if len(np.unique(chosen)) != len(chosen) or len(chosen) != other.batch:
                 raise StreamError(
-                    f"rows are {chosen.tolist()} and the other memory has {other.batch}; name as many "
-                    "different rows as it has."
+                    f"rows are {chosen.tolist()} and the other memory has {other.batch}; name one row "
+                    "for each of them, no row twice."
                 )
             self._refuse_unlike(other)
             for name, array in self.tensors.items():
@@ -405,7 +405,7 @@ class Memory:
             )
 
     def _refuse_too_large(self, batch: int) -> None:
-        """Raises StreamError where no memory of so many of these rows can be made."""
+        """Raises StreamError if no memory of `batch` such rows can be made."""
         row = sum(math.prod(array.shape[1:]) * array.dtype.itemsize for array in self.tensors.values())
         refuse_batch(batch, row_bytes=row)
 
@@ -466,7 +466,7 @@ def refuse_part(memory: Memory) -> None:
 
 
 def refuse_batch(batch: int, *, row_bytes: int) -> None:
-    """Raises StreamError where no memory can have so many rows of so many bytes."""
+    """Raises StreamError if no memory can have `batch` rows of `row_bytes` bytes."""
     Range(1, MAX_BATCH, whole=True).check("batch", batch, StreamError)
     refuse_beyond_memory(batch * row_bytes, what=f"the memory of {batch} streams", fix="use a smaller batch")
 

@@ -227,7 +227,7 @@ class Spec:
         they can.
         """
         if not self.circular:
-            return f"in {self.form} memory, unlike a ring, all rows of a step advance by as many tokens"
+            return f"in {self.form} memory, unlike a ring, all rows of a step have the same number of tokens"
         if self.fixed_rows is not None:
             return f"this artefact was traced for exactly {self.fixed_rows} rows that advance together"
         for promise in self.without:

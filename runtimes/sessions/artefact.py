@@ -92,7 +92,7 @@ def refuse_wrong_answers(session: Session, folder: Path, spec: Spec) -> None:
 
 
 def _first(segments: np.ndarray) -> list[int]:
-    """The first segments of a reference, so many that they have `TRIED_TOKENS` tokens or more."""
+    """The first segments of a reference, up to the one that completes `TRIED_TOKENS` tokens."""
     count = int(np.searchsorted(np.cumsum(segments), TRIED_TOKENS)) + 1
     first: list[int] = segments[:count].tolist()
     return first

@@ -252,7 +252,7 @@ class GraphSession(ABC):
 
     def _run_whole(self, step: Step, memory: Memory) -> None:
         """Runs the graph over a whole segment, in pieces if its ring cannot be written across its end, or if
-        no graph has so many tokens.
+        no graph takes that many tokens.
         """
         empty_rows = self.logits_while_scoring == "none"
         if self._token_counts and step.length not in self._token_counts:

@@ -93,7 +93,7 @@ def beam_search(
             elif token != end and len(rows) < beams:
                 rows.append(row)
                 tokens.append(token)
-        if not rows:  # the model deems it impossible that any hypothesis goes on
+        if not rows:  # the model deems every further token of every hypothesis impossible
             break
         sums = totals[np.array(rows, np.int64) * logits.shape[1] + tokens]
         alive = [[*alive[row], token] for row, token in zip(rows, tokens, strict=True)]
@@ -123,7 +123,7 @@ def best_of(
 ) -> list[Continuation]:
     """`count` sampled continuations of a prompt, the one with the highest mean log-probability first.
 
-    The samples are the rows that `generate` yields for as many equal prompts. The log-probability is the
+    The samples are the rows that `generate` yields for `count` equal prompts. The log-probability is the
     model's own, whatever the sampler.
     """
     POSITIVE.check("count", count)

@@ -125,7 +125,7 @@ def check(artefact: Path | str, *, threads: int | None = None, device: Device | 
     mean = float(found.mean())
     missing = session.paths.missing if session.paths else ()
     most, most_mean = spec.tolerance, spec.mean_tolerance
-    if chosen.tf32:  # as many bits as float16 has
+    if chosen.tf32:  # it has float16's number of bits
         most = max(most, PRESETS["fp16"].tolerance)
         most_mean = max(most_mean, PRESETS["fp16"].mean_tolerance)
     return CheckReport(

@@ -1,4 +1,4 @@
-"""The loss of tokens given exactly so many tokens before each of them. RECL is computed from these losses."""
+"""The loss of tokens given a context of exactly one length. RECL is computed from these losses."""
 
 from __future__ import annotations
 

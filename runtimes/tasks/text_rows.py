@@ -186,10 +186,10 @@ class Reader:
 
 
 def _continued(vocab: Vocab, own: np.ndarray, before: str | Sequence[int], context: Context) -> np.ndarray:
-    """The ids of a text that goes on after a context. before: that context, as the user wrote it.
+    """The ids of a text that continues a context. before: that context, as the user wrote it.
 
     A vocabulary that puts a symbol before each line puts it before any text that it encodes. A text that
-    goes on within the line of its context has none, as a text generated after a prompt has none.
+    continues the line of its context has none, as a text generated after a prompt has none.
     """
     start = _as_ids(vocab.special.beginning)
     if not isinstance(vocab, WordVocab) or vocab.start_of_line is None or not _begins(own, start):

@@ -59,7 +59,7 @@ def load_run(folder: Path) -> Run:
     tensors, _ = load_tensors(path, expected=model.state_dict())
     model.load_state_dict(tensors, assign=True)
     if _digest(path) != digest:
-        raise ArtefactError(f"{path} changed while it was read, as when its training goes on; try again.")
+        raise ArtefactError(f"{path} changed while it was read; if its training is running, try again.")
     return Run(config, model, vocab, digest)
 
 

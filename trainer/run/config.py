@@ -64,8 +64,8 @@ class TrainConfig:
     segment_schedule: Schedule = ()
     """The same for the segment of `training`."""
     empty_memory_schedule: Schedule = ()
-    """The same kind of pairs; from that step on, at every so many steps all lanes begin with an empty memory,
-    as a new stream does, so that the model learns to begin; 0 for only at each pass over the text.
+    """The same kind of pairs; from that step on, all lanes begin with an empty memory every `value` steps, as
+    a new stream does, so that the model learns to begin; 0 for only at each pass over the text.
     """
     corpus: CorpusName | None = None
     """The public corpus that the recipe is for; `data` must then be a dataset of it or of own files, unless

@@ -263,7 +263,7 @@ def read_record(run: Path) -> Record:
 
 
 def tokens_after(config: TrainConfig, steps: int) -> int:
-    """The number of tokens that so many steps of training read."""
+    """Number of tokens that the first `steps` steps of training read."""
     total = 0
     at = 0
     segment = config.training.segment

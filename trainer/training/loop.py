@@ -125,7 +125,7 @@ def resume(
     becomes 0, because a run that it ended would end again at once. device, text, data: in place of the
     configured ones, for another machine; the text itself must be the same.
 
-    On the CPU, with as many threads and processes as before, every bit is as if training had never stopped.
+    On the CPU, with the same number of threads and processes, every bit is as if training had never stopped.
     With another number of processes, or on another kind of device, the losses are the same up to rounding,
     and dropout draws other random numbers. Raises UserError that names the other process where one is writing
     to the run.

@@ -73,7 +73,7 @@ TEXTS = (
     Text(4_000_000, 4096, 3.5, largest=4, batch=8, segment=128, dropout=0.1, passes=20),
     Text(40_000_000, 8192, 3.9, largest=5, batch=16, segment=128, dropout=0.05, passes=8),
 )
-EXPECTED = (  # from so many trained tokens on, if there is text enough: the row of TEXTS is the most
+EXPECTED = (  # from this number of trained tokens on, if there is enough text: the row of TEXTS is the most
     (0, "fragments of words: this is too little training"),
     (1e6, "mostly real words and short phrases in the style of the text, without meaning"),
     (5e6, "mostly grammatical sentences in the style of the text, without a thread"),
@@ -263,7 +263,7 @@ def _recipe(size: Size, row: Text, *, vocab_size: int, device: Device) -> TrainC
 
 
 def _timed(config: TrainConfig, *, steps: int | None, tokens: float, minutes: float) -> TrainConfig:
-    """The configuration with so many steps, or the steps for so many tokens; the schedule fits them."""
+    """The configuration with `steps` steps, or enough for `tokens` tokens; the schedule fits them."""
     per_step = config.batch * config.training.segment
     steps = steps or max(VALIDATIONS, int(tokens / per_step))
     return dataclasses.replace(

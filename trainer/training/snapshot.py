@@ -69,7 +69,7 @@ def facts_of(training: Training) -> Facts:
 
 
 def save(training: Training, writer: Writer) -> None:
-    """Copies a snapshot, which `writer` then writes on the first process while training goes on. Collective.
+    """Copies a snapshot; `writer` writes it on the first process while training continues. Collective.
 
     Raises UserError if the state is not finite, or if an earlier checkpoint could not be written.
     """
@@ -151,7 +151,7 @@ def restore(training: Training, run: Path) -> None:
     training.epoch = facts.epoch
     training.validations = list(facts.validations)
     training.validation_extent = facts.lanes, facts.limit
-    # A run whose steps were raised goes on, and its last score is then not the final one.
+    # A run whose steps were raised continues, and its last score is then not the final one.
     training.final = facts.final if training.finished else None
     shared = _shared(training)
     # The file holds the memory of all lanes and one random state for each process that there was. Only the

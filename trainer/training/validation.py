@@ -1,6 +1,6 @@
 """Scores of the held-out text, and what training decides from their history.
 
-A validation runs where the model is trained, in as many lanes as training has, with the rule of evaluation.
+A validation runs in the process that trains, with training's number of lanes and the rule of evaluation.
 Every process scores its share of the lanes. The decisions are: which weights are the best, when the learning
 rate decays, when averaging begins, when training ends. Only the history is stored. Every decision is computed
 from it, so a resumed run decides as the first one did.
@@ -37,8 +37,8 @@ def validate(
 ) -> float:
     """The bits per token of held-out tokens [N], the same number on every process. Collective.
 
-    It is the score of `runtimes.tasks.evaluate.evaluate` with so many lanes (`config.batch` when None), as
-    far as the text has them, of the first `limit` predictions (all when None). It is NaN or infinite where
+    It is the score of `runtimes.tasks.evaluate.evaluate` with `lanes` lanes (`config.batch` when None), or
+    fewer if the text is short, over the first `limit` predictions (all when None). It is NaN or infinite if
     the model is broken.
     progress: called after every step with the number of tokens that this process has predicted.
     """

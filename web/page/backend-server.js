@@ -99,7 +99,7 @@ class ServerBackEnd {
       special: vocabulary.special,
       names: this.names,
       bytesPerStream: bytes,
-      bytesPerToken: growing ?? bytes / Math.max(1, mem_len), // the memory of a run holds so many tokens
+      bytesPerToken: growing ?? bytes / Math.max(1, mem_len), // a run's memory holds mem_len tokens
       sampling: sampling ?? {},
     };
   }
@@ -154,7 +154,7 @@ class ServerBackEnd {
         `${streams} ${streams === 1 ? "stream" : "streams"}, ${figures.streams_in_memory} in memory`,
       ],
       note: lasting
-        ? "A saved file goes on wherever this model is served with the same key file."
+        ? "A saved file continues wherever this model is served with the same key file."
         : "Streams and saved files last until this server stops. Start it with --state FOLDER to keep them.",
     };
   }

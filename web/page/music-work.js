@@ -121,7 +121,7 @@ export class MusicWork {
     while (!signal.aborted && this.cursor - this.start < SEEN) await this.#more();
   }
 
-  /** Pauses; what is ready already sounds when it goes on. */
+  /** Pauses; what is ready already sounds when it resumes. */
   async stop() {
     this.control.abort();
     await this.turn;

@@ -44,7 +44,7 @@ export class Reader {
   #first = true;
 
   /**
-   * The event that this token completes, because it goes on in time; null for other tokens.
+   * The event that this token completes, by advancing the time; null for other tokens.
    * @param {string} name
    */
   read(name) {

@@ -28,7 +28,7 @@ export class Stream {
   ends = [];
   /** @type {number[]} Their surprisals in bits; NaN where there is none. */
   bits = [];
-  /** @type {number[]} Tokens before the text: they left the page, and the stream goes on from them. */
+  /** @type {number[]} Tokens before the text: they left the page, and the stream continues from them. */
   earlier = [];
   /** @type {Uint8Array | null} The file that the stream was loaded from. */
   file = null;
@@ -151,7 +151,8 @@ export class Stream {
   }
 
   /**
-   * Takes about so many first tokens off the text; returns how many characters. The stream still knows them.
+   * Removes about `count` tokens from the start of the text. The stream still knows them.
+   * Returns the number of characters removed.
    * @param {number} count
    */
   shorten(count) {
@@ -285,7 +286,7 @@ export class Stream {
 }
 
 /**
- * The largest number of tokens, up to so many, that end with a whole character.
+ * The largest number of tokens, at most `count`, that ends with a whole character.
  * @param {number[]} ends @param {number} count
  */
 function wholeTokens(ends, count) {

@@ -82,7 +82,7 @@ export class Streams {
     if (focused >= 0) /** @type {any} */ (part("streams").children[focused]?.firstElementChild)?.focus();
   }
 
-  /** The shown stream goes on: only its position is another one. */
+  /** The shown stream has advanced: only its position has changed. */
   advanced() {
     const small = part("streams").querySelector("[aria-current=true] small");
     if (small && this.current) small.textContent = this.current.position.toLocaleString("en");

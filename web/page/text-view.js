@@ -41,7 +41,7 @@ export class TextView {
     this.#add(stream, this.spans.length);
     const added = stream.text.slice(this.length);
     const end = area.value.length;
-    const atEnd = area.selectionStart === end; // a caret at the end stays there, so that typing goes on there
+    const atEnd = area.selectionStart === end; // a caret at the end stays there for further typing
     if (added) area.setRangeText(added, end, end, "preserve");
     if (atEnd) area.setSelectionRange(area.value.length, area.value.length);
     this.length = stream.text.length;
@@ -66,7 +66,7 @@ export class TextView {
     this.earlier.hidden = count === 0;
     const number = count.toLocaleString("en");
     const left = `… ${number} earlier tokens are no longer shown.`;
-    this.earlier.textContent = `${left} The stream goes on from them.`;
+    this.earlier.textContent = `${left} The stream continues from them.`;
   }
 
   /** Says below the text why it ends there; nothing for an empty reason. @param {string} reason */

@@ -2,7 +2,7 @@
 import { XLExportError, shown } from "./errors.js";
 
 const MOST_ROWS = 2 ** 16;
-const TAIL = 16; // tokens of the first stream that are kept, from which its text goes on
+const TAIL = 16; // tokens of the first stream that are kept, from which its text continues
 
 /** @typedef {import("./engine/session.js").Engine} Engine */
 

@@ -105,8 +105,8 @@ export class Model {
   }
 
   /**
-   * Takes back the last tokens that a stream has seen. A ring still holds what came before as many tokens as
-   * a segment has: the slots that they were written to were already too far away to be visible.
+   * Takes back the last tokens that a stream has seen. A ring still holds what came before the last segment:
+   * its tokens went to slots that were already too far away to be visible.
    * @param {Memory} memory @param {number} count
    */
   async rewind(memory, count) {

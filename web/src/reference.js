@@ -190,9 +190,9 @@ function namedReference(spec, data, batch, fed, load, need) {
 
 /**
  * The differences of an engine's answers from the reference, segment by segment.
- * @param {Stepper} stepper @param {Reference} reference @param {Memory} memory of as many streams
+ * @param {Stepper} stepper @param {Reference} reference @param {Memory} memory of the reference's streams
  * @param {{signal?: AbortSignal, pause?: () => Promise<void>, most?: number}} [options] `most`: only the
- * first segments are compared, of which the last is cut after so many tokens if it can be
+ * first segments are compared, and the last of them is cut after this number of tokens if it can be
  * @returns {Promise<Float64Array[]>}
  */
 export async function replay(stepper, reference, memory, { signal, pause, most = Infinity } = {}) {

@@ -328,7 +328,7 @@ export function refuseNoLanguageModel(spec) {
 export const listed = (tensors) => tensors.map(({ name }) => name).join(", ");
 
 /**
- * The files of the graphs: one for steps of up to `segment` tokens, or several, each for exactly so many
+ * The files of the graphs: one for steps of up to `segment` tokens, or several, each for a fixed number of
  * tokens, the largest first.
  * @param {Spec} spec
  */

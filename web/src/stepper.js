@@ -70,7 +70,7 @@ export function checkedInputs(given, spec, memory) {
     if (!Number.isInteger(tokens) || (timed ? tokens !== (length ?? tokens) : tokens !== 1)) {
       throw new XLExportError(
         `${name} has ${data.length} numbers; expected ${each}` +
-          (timed ? " for each token, and as many tokens in every input." : "."),
+          (timed ? " for each token, and the same number of tokens in every input." : "."),
       );
     }
     const shape = timed ? [batch, tokens, ...sizes] : [batch, ...sizes];
@@ -197,7 +197,7 @@ export class Stepper {
    * @param {(found: Found) => T} use @returns {Promise<T>}
    */
   async #inTurn(step, memory, use) {
-    // A text that goes on after `close` would compute with a session that was freed.
+    // A text that continued after `close` would compute with a session that was freed.
     if (this.closed) throw new XLExportError("the model was closed; open it again.");
     const turn = this.queue.then(async () => use(await this.#run(step, memory)));
     this.queue = turn.catch(() => {});

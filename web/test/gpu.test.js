@@ -13,7 +13,7 @@ const spec = /** @type {any} */ ({
 });
 const step = /** @type {any} */ ({ inputs: {}, outputs: { logits: { dtype: "float32", shape: [0] } } });
 
-/** An engine whose device has so many bytes, and the sizes of the buffers that it holds. */
+/** An engine whose device has `all` bytes, and the sizes of the buffers that it holds. */
 function engineWith({ most = 2 ** 20, all = 2 ** 20, run = async () => ({ logits: { data: [] } }) } = {}) {
   /** @type {Set<{size: number}>} */
   const held = new Set();

@@ -17,7 +17,7 @@ test("a caller that stops leaves WebAssembly to the others, who hear why threads
   await assert.rejects(first, { name: "AbortError" });
   const { threads, note } = await second;
   assert.equal(threads, 1);
-  assert.match(note, /^one thread: the first model .* has started WebAssembly with so many$/);
+  assert.match(note, /^one thread: the first model .* has started WebAssembly with that number$/);
   assert.equal((await loadRuntime("wasm", {})).note, null);
 });
 

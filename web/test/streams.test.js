@@ -21,7 +21,7 @@ for (const options of [{ device: "wasm" }, { device: devices.at(-1), worker: tru
     await assert.rejects(model.start(), /was closed/);
   });
 
-  test(`a text that was stopped, left or edited goes on ${where}`, async () => {
+  test(`a text that was stopped, left or edited continues ${where}`, async () => {
     const model = await open(ring.folder, /** @type {any} */ (options));
     const memory = await model.start();
     const controller = new AbortController();

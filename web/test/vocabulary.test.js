@@ -11,7 +11,7 @@ import { pieces } from "../src/vocabulary/subword.js";
 import { readVocabulary } from "../src/vocabulary/index.js";
 import { given, vocabularyIn } from "./setup.js";
 
-test("half a character at the end of a text is shown, or waits for the text that goes on", async () => {
+test("half a character at the end of a text is shown, or waits for the rest of the text", async () => {
   const content = new TextEncoder().encode(JSON.stringify({ kind: "byte" }));
   const bytes = await readVocabulary(async () => content, loadLibraryNever);
   for (const goesOn of [false, true]) {

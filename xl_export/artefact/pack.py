@@ -29,8 +29,8 @@ LARGEST = (1 << 31) - (1 << 24)
 
 
 def refuse_other_storage(storage: Storage, target: Target, parameters: int, precision: Precision) -> None:
-    """Raises ConfigError for an unknown storage, or one that the target does not support or that surely
-    cannot hold so many parameters.
+    """Raises ConfigError for a storage that is unknown, that the target does not support, or that is too
+    small for this number of parameters.
     """
     if storage not in get_args(Storage):
         raise ConfigError(f"storage is {storage!r:.20}; expected one of {', '.join(get_args(Storage))}.")

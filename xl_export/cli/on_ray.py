@@ -29,7 +29,7 @@ SHARED: list[click.Parameter] = [
     click.Option(
         ["--actors"],
         type=click.IntRange(1, 1 << 16),
-        help="With --ray, how many processes compute; each uses as many CPUs as --threads, by default "
+        help="With --ray, how many processes compute; each uses --threads CPUs, by default "
         "1. By default there is one for each CPU of this machine.",
     ),
     click.Option(

@@ -251,7 +251,7 @@ def _refuse_two_vocabularies(changes: dict[str, Any]) -> None:
 
 
 def _check_processes(settings: TrainConfig, processes: int | None) -> None:
-    """Raises UserError if the configuration cannot be trained in so many processes; warns of too many."""
+    """Raises UserError if this number of processes cannot train the configuration; warns of too many."""
     from trainer.training.launch import REPORTS
     from trainer.training.parallel import Ranks
 

@@ -19,7 +19,7 @@ from runtimes.tasks.generate import generate
 STORIES = Path("examples", "stories", "tales")
 MUSIC = Path("examples", "music", "chorales")
 WIDTH = 44  # columns of the left half of the table that the demo prints
-TIMED = 200  # tokens at the beginning of a stream, and as many of one that is long already
+TIMED = 200  # tokens at the beginning of a stream, and again late in one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ def write_text(session: Session, prompt: str, *, tokens: int, seed: int) -> str:
 
 
 def play_music(artefact: Path, out: Path, *, seconds: float = 30, seed: int = 0, force: bool = False) -> None:
-    """Writes about so many seconds of music to out.mid and out.wav with the program beside the artefact.
+    """Writes about this many seconds of music to out.mid and out.wav with the artefact's own program.
 
     seed: another one is another piece. force: whether files that exist are replaced.
     """
@@ -76,7 +76,7 @@ def play_music(artefact: Path, out: Path, *, seconds: float = 30, seed: int = 0,
 
 
 def measure_flat(session: Session, *, tokens: int = 2000) -> Flat:
-    """The cost of a token at the beginning of a stream and after so many tokens.
+    """The cost of a token at the beginning of a stream and at a late position.
 
     The tokens of both are timed in turns, so that other work on the machine slows both alike.
     """

@@ -15,7 +15,7 @@ from xl_export.deployment.server_graph import START, SequenceGraph
 
 Backend = Literal["onnxruntime", "tensorrt"]  # of a graph; a session is run by the backend "python"
 CONFIG = "config.pbtxt"
-SEQUENCES = 64  # as many streams have their memory in the server at a time; more of them wait
+SEQUENCES = 64  # streams that have their memory in the server at a time; more of them wait
 IDLE_SECONDS = 600  # a stream that gets no request for so long is dropped
 
 

@@ -70,7 +70,7 @@ def sequence_graph(model: ir.Model, spec: Spec) -> SequenceGraph:
     if spec.fixed_rows is not None:
         raise ConfigError(
             f"the artefact was traced for exactly {spec.fixed_rows} rows, and Triton Inference Server steps "
-            "as many streams as wait; trace it without `rows`."
+            "a varying number of streams; trace it without `rows`."
         )
     dropped = {POSITIONS, "logit_rows"}
     inputs = [fact for fact in spec.signature[0] if fact.name not in dropped]
@@ -92,8 +92,8 @@ def sequence_graph(model: ir.Model, spec: Spec) -> SequenceGraph:
     length = op.Shape(tokens, start=1, end=2)
     begins = op.Cast(start, to=int(ir.DataType.BOOL))
     at = op.Where(begins, op.constant(np.array(0)), past_position)
-    # There are as many offsets as a segment may have tokens, so the Reshape fails for a longer one. It would
-    # overwrite memory that is still needed.
+    # There is one offset for each token that a segment may have, so the Reshape fails for a longer segment,
+    # which would overwrite memory that is still needed.
     offsets = op.constant(np.arange(spec.rule.segment), "offsets")
     shape = length
     if "cuts" in spec.without:  # the Reshape also fails for a step that does not begin with a segment

@@ -30,7 +30,7 @@ class StepMask:
     rows: dict[int, ir.Value] = field(default_factory=dict)
 
     def row_of(self, heads: int) -> ir.Value:
-        """`row` as int32 [B, heads, T, J]. All layers with as many heads share the value."""
+        """`row` as int32 [B, heads, T, J]. All layers with the same number of heads share the value."""
         if heads not in self.rows:
             op = self.op
             lead = op.Concat(self.batch, op.constant(np.array([heads, 1, 1])), axis=0)

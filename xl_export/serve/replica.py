@@ -2,7 +2,7 @@
 
 A request says at which position its client believes the stream to be. It is answered after the stream was
 written to the shared folder. So a replica may die at any time: the client asks again, another replica reads
-the stream, and either goes on from there or finds that the request was done and returns the same answer.
+the stream, and either continues from there or finds that the request was done and returns the same answer.
 """
 
 from __future__ import annotations

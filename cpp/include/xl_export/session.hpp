@@ -163,7 +163,7 @@ class Session {
     return length;
   }
 
-  // Throws where a step of so many tokens in each row does not fit this session or the memory.
+  // Throws if a step of `length` tokens in each row does not fit this session or the memory.
   void refuse_unfit(std::size_t length, const Memory& memory) const {
     if (memory.owner() != spec().identity)
       throw Error(Fault::stream, "the memory belongs to artefact " + memory.owner().substr(0, 12) +
@@ -239,7 +239,8 @@ class Session {
       if (!fits)
         throw Error(Fault::stream, named.name + " has " + std::to_string(count) + " numbers; expected " +
                                        std::to_string(batch * named.value_size()) +
-                                       (named.timed ? " for each token, and as many tokens in every input."
+                                       (named.timed ? " for each token, and the same number of tokens in "
+                                                      "every input."
                                                     : "."));
       for (const std::int64_t id : found->second.integers)
         if (named.integers && (id < 0 || id >= named.ids))

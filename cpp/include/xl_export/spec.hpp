@@ -90,7 +90,7 @@ struct Spec {
   // The file with the graph of standard operators.
   const char* graph_file() const { return storage == "ort" ? "step.ort" : "step.onnx"; }
 
-  // The file of the graph of fixed sizes with so many tokens.
+  // The file of the graph that is fixed to this number of tokens.
   std::string graph_of(std::int64_t tokens) const {
     return tokens == segment ? graph_file() : "step." + std::to_string(tokens) + ".onnx";
   }

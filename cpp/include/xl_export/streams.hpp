@@ -190,7 +190,7 @@ inline void Streams::save(const Memory& memory, const std::filesystem::path& pat
   const std::size_t batch = memory.positions.size();
   if (batch != static_cast<std::size_t>(memory.batch()))
     throw Error(Fault::stream,
-                "the memory has not one position for each stream; give as many positions as it has streams.");
+                "the memory needs exactly one position per stream.");
   Bytes numbers;
   const auto add = [&](const void* data, std::size_t num_bytes) {
     const auto* bytes = static_cast<const std::uint8_t*>(data);

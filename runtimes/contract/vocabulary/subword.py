@@ -143,7 +143,7 @@ class SubwordVocab:
 class _SubwordDecoder:
     """Decodes one stream with the library, piece by piece.
 
-    A piece is as many tokens as end with a whole character (and with a whole run of bytes, see
+    A piece is the fewest tokens that end with a whole character (and with a whole run of bytes, see
     `Engine.byte_runs`), so no later token can change its text. Its text is what it adds to the text of the
     tokens before it. Of these the last piece is enough, together with the last one that has text by itself:
     after such a piece a library no longer treats a token as the first of a text, which loses its blank.

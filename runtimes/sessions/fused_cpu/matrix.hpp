@@ -33,7 +33,7 @@ namespace xl {
 constexpr int QUAD = 4;  // a panel has 4 or 8 vectors of columns
 constexpr int64_t QUAD_COLUMNS = QUAD * LANES;
 constexpr int64_t DEPTH = 32;     // values of k in a block of MatMulNBits
-constexpr int64_t LONGEST = 256;  // of any block: so many products of 8 and 16 bits fit into 32 bits
+constexpr int64_t LONGEST = 256;  // of any block: a sum of this many products of 8 and 16 bits fits into 32
 constexpr int64_t STRIP = TILE_VECTORS * LANES;  // columns in a strip of floats
 constexpr int AHEAD = 2048;                      // bytes: how far before its use a weight is fetched into the cache
 constexpr int64_t PITCH = std::max(DEPTH, QUAD_COLUMNS);

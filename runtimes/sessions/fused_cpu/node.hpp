@@ -19,7 +19,7 @@ namespace xl {
 constexpr int64_t LARGEST_SIZE = 1 << 24;  // of any dimension, so that no product of two overflows
 // Multiply-adds that are worth a thread of their own: 2 to 4 µs of one core.
 constexpr int64_t WORTH_A_THREAD = 1 << 14;
-constexpr int64_t TASKS = 32;  // as many as keep the threads of most processors busy
+constexpr int64_t TASKS = 32;  // enough to keep the threads of most processors busy
 
 constexpr size_t ANY_RANK = 0;
 constexpr size_t NO_INPUT = SIZE_MAX;

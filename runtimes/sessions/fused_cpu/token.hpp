@@ -99,8 +99,8 @@ __attribute__((noinline)) void add_values(const float* weights, const Number* va
 
 /// The answer of a step's only query, whose width is NV vectors.
 ///
-/// by_distance: the scores of positions [rows], or null. scores: working memory of as many floats as there are
-/// persistent vectors and visible keys, and BLOCK more.
+/// by_distance: the scores of positions [rows], or null. scores: working memory of one float for each
+/// persistent vector and visible key, and BLOCK more.
 template <int NV, class Stored>
 void attend_token(const Head<Stored>& head, const Rule& rule, const float* by_distance, float* scores) {
   vec plain_query[1][NV], content_query[NV];

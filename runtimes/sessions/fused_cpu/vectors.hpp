@@ -23,14 +23,14 @@ constexpr int LANES = 4, TILE_ROWS = 6, TILE_VECTORS = 2;
 typedef float vec __attribute__((vector_size(LANES * 4)));
 typedef int32_t ivec __attribute__((vector_size(LANES * 4)));
 typedef int16_t words __attribute__((vector_size(LANES * 4)));
-typedef int16_t shorts __attribute__((vector_size(LANES * 2)));  // as many as there are floats in a vector
+typedef int16_t shorts __attribute__((vector_size(LANES * 2)));  // one for each float of a vector
 typedef float loose __attribute__((vector_size(LANES * 4), aligned(4), may_alias));  // at any address
 
 inline vec load(const float* at) { return *reinterpret_cast<const loose*>(at); }
 inline void store(float* at, vec x) { *reinterpret_cast<loose*>(at) = x; }
 inline vec all(float x) { return x - vec{}; }
 
-/// As many 16-bit numbers as there are lanes, in 32 bits.
+/// One 16-bit number for each lane, widened to 32 bits.
 inline ivec load_whole(const int16_t* at) {
 #if defined(__AVX512F__)
   return (ivec)_mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));

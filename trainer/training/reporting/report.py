@@ -1,4 +1,4 @@
-"""What a training says while it goes on: on the terminal and in the record of the run."""
+"""What a training reports while it runs: on the terminal and in the record of the run."""
 
 from __future__ import annotations
 

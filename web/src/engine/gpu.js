@@ -187,7 +187,7 @@ export class GpuEngine {
   }
 }
 
-/** The size of a buffer that holds so many bytes. @param {number} bytes */
+/** The size of a buffer for `bytes` bytes. @param {number} bytes */
 function padded(bytes) {
   return Math.max(16, Math.ceil(bytes / 16) * 16);
 }

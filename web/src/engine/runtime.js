@@ -72,7 +72,7 @@ function whyFewer(threads) {
     );
   }
   const count = threads === 1 ? "one thread" : `${threads} threads`;
-  return `${count}: the first model of this page or process has started WebAssembly with so many`;
+  return `${count}: the first model of this page or process has started WebAssembly with that number`;
 }
 
 /** Whether this place may have several threads. */
@@ -81,7 +81,7 @@ function isolated() {
 }
 
 /**
- * The result of work that several callers share, or the error of one caller's signal: the work goes on for
+ * The result of work that several callers share, or the error of one caller's signal: the work continues for
  * the others.
  * @template T @param {Promise<T>} work @param {AbortSignal | undefined} signal @returns {Promise<T>}
  */

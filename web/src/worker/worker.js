@@ -88,8 +88,7 @@ const methods = {
   },
 
   /**
-   * The pieces that are computed in so many milliseconds, at least one; whether the text is done, and its
-   * error.
+   * The pieces computed within `milliseconds`, at least one; whether the text is done, and its error.
    */
   async next({ text, milliseconds }, { signal }) {
     const found = texts.get(text);

@@ -50,7 +50,7 @@ def rewound(state: StreamState, count: int, *, session: Session) -> tuple[Stream
     stream there is no such token, and the ids are empty.
 
     The new state shares its arrays with the old one, which stays as it is: the tokens that were taken back
-    are overwritten when the stream goes on. That is exact while nothing has been written over what the
+    are overwritten when the stream continues. That is exact while nothing has been written over what the
     earlier tokens see, padding included, so from half of a segment to nearly all of it. Raises
     StreamError otherwise.
     """

@@ -189,8 +189,8 @@ def _logs(server: Server) -> Iterator[None]:
 
 
 def raised(wanted: int) -> int:
-    """How many files the process may have open, after its soft limit was raised to as many as are wanted, but
-    not beyond its hard limit.
+    """How many files the process may have open, after its soft limit was raised to `wanted` or, if that is
+    less, to its hard limit.
     """
     if resource is None:
         return wanted

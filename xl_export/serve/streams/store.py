@@ -59,7 +59,7 @@ class JournalError(UserError):
 
 
 class TooManyStreamsError(UserError):
-    """An API key has as many streams, or bytes of them, as it may have."""
+    """An API key has reached its limit of streams, or of their bytes."""
 
 
 class StreamStore:

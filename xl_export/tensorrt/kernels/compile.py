@@ -25,7 +25,7 @@ SHARED_BYTES = 48 * 1024  # shared memory that a block has on every GPU without 
 # for tiles of 64 queries and more. The relative shift is made for results in registers. Results from that
 # memory go through shared memory, which is then too small: 64 x 64 needs 67,632 bytes.
 TENSOR_MEMORY = (100, 103, 110)
-PROGRAMS_EACH = 4  # for every multiprocessor: as many as its registers hold of `token_attention`
+PROGRAMS_EACH = 4  # for every multiprocessor: its registers hold this many of `token_attention`
 REGISTERS = 65536  # of a multiprocessor
 QUERIES = 64  # of one program, where programs are counted: the tile of `segment_attention` for long segments
 Type = Literal["float16", "float32"]
@@ -260,7 +260,7 @@ def _signature(
 ) -> tuple[dict[str, str], dict[int, int]]:
     """The types of a kernel's arguments, and what pointers and some numbers are multiples of, by index.
 
-    Pointers are multiples of 16 bytes, which allows loads of so many at once: TensorRT and ONNX Runtime align
+    Pointers are multiples of 16 bytes, which allows loads of 16 bytes: TensorRT and ONNX Runtime align
     tensors to 256.
     """
     types = _TYPES | dict.fromkeys(fixed, "constexpr")
@@ -275,7 +275,7 @@ def _without_scratch_arguments(ptx: str, name: str, *, arguments: int) -> str:
     """The PTX without the pointers to scratch memory that Triton appends to the arguments: TensorRT passes
     none.
 
-    Asserts that the kernel does not use them, and that the arguments left are as many as were declared.
+    Asserts that the kernel does not use them, and that the rest match the declared arguments in number.
     """
     hidden = re.compile(rf",\s*\.param \.u64 [^,()]*\b{name}_param_(\d+)\s*(?=\n\))")
     while (last := hidden.search(ptx)) and int(last[1]) >= arguments:

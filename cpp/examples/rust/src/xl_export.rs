@@ -123,7 +123,7 @@ impl Session {
 
 impl Memory<'_> {
     /// Continues the stream after a prompt; `each` gets every token and its text, and returns false to stop.
-    /// A panic of `each` ends the text, and goes on behind the call.
+    /// A panic of `each` ends the text, and resumes after the call.
     pub fn generate<F>(
         &mut self,
         prompt: &[i64],

@@ -220,7 +220,7 @@ class IdsVocabulary final : public Vocabulary {
     const json::Value* names = document.find("names");
     if (!names) return;
     names_.emplace(read_symbols(*names, "names"));
-    if (names_->size() != size_) throw json::Value::wrong("it has not as many names as tokens");
+    if (names_->size() != size_) throw json::Value::wrong("it does not have one name per token");
     for (std::size_t id = 0; id < size_; ++id)
       if (split_words(names_->name(id)) != std::vector<std::string>{names_->name(id)})
         throw json::Value::wrong("a name has white space");

@@ -1,5 +1,5 @@
 // Written by cpp/tools/unicode_classes.py: the characters that the library `tokenizers` takes for letters and
-// for numbers. Each table counts the characters from U+0000 on: so many outside, so many inside, and so on.
+// for numbers. Each table holds run lengths from U+0000 on: first outside the class, then inside, and so on.
 #ifndef XL_EXPORT_UNICODE_CLASSES_HPP
 #define XL_EXPORT_UNICODE_CLASSES_HPP
 

@@ -43,7 +43,7 @@ HEADERS = {
         "schema": TEXT,
     },
     "Retry-After": {
-        "description": "After so many seconds the same request may succeed.",
+        "description": "Seconds after which the same request may succeed.",
         "schema": {"type": "integer"},
     },
 }

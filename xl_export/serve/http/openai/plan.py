@@ -242,7 +242,7 @@ def prompts_of(prompt: str | list[str | int | list[int]]) -> list[str | Sequence
 
 
 def sampling_params_of(body: SamplingFields, session: Session, max_tokens: int) -> SamplingParams:
-    """How so many tokens are drawn; raises RefusedError, with the field, for what cannot be served.
+    """How the tokens are drawn; raises RefusedError, with the field, for what cannot be served.
 
     A setting that the body lacks is the one that the model recommends.
     """
@@ -255,7 +255,7 @@ def sampling_params_of(body: SamplingFields, session: Session, max_tokens: int) 
         sampler = session.sampler.replaced(**settings)
     except UserError as error:
         raise RefusedError(str(error), param=str(error).partition(" ")[0]) from error
-    seed = secrets.randbits(53) if body.seed is None else body.seed  # JavaScript reads so many bits exactly
+    seed = secrets.randbits(53) if body.seed is None else body.seed  # JavaScript reads 53 bits exactly
     if not -1 << 63 <= seed < 1 << 64:
         raise RefusedError(f"seed is {seed}; expected -2^63 to 2^64 - 1.", param="seed")
     return SamplingParams(

@@ -223,7 +223,7 @@ async def snapshot(request: RequestContext) -> None:
 )
 async def restore(request: RequestContext) -> Response:
     """A new stream from a snapshot."""
-    # It writes to files in a thread, so it goes on to its end when the client leaves.
+    # It writes to files in a thread, so it runs to its end even if the client leaves.
     return await asyncio.shield(background(_restore(request)))
 
 
