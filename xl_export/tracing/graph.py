@@ -77,7 +77,16 @@ def _exported(step: GraphStep, spec: Spec, tokens: int | None) -> torch.export.E
     varying = None if spec.fixed_rows else (shapes,)
     with noted_guards() as guards:
         try:
-            return torch.export.export(step, tuple(examples), dynamic_shapes=varying, strict=False)
+            # A condition on sizes that PyTorch cannot prove, such as one of the view in the published
+            # relative shift, becomes an assert in the graph, which torch.onnx drops. If it does not hold for
+            # some size, the comparison with the module finds out.
+            return torch.export.export(
+                step,
+                tuple(examples),
+                dynamic_shapes=varying,
+                strict=False,
+                prefer_deferred_runtime_asserts_over_guards=True,
+            )
         except Exception as error:  # PyTorch raises errors of a dozen classes for what it cannot trace
             raise ArtefactError(why(error, guards, spec)) from error
 

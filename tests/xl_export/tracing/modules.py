@@ -59,6 +59,23 @@ class Base(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).flatten(2)
 
 
+class Shifted(Base):
+    """Its terms by distance are shifted by a view of a padded tensor, as in the published Transformer-XL."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.distances = nn.Parameter(torch.randn(M + T, D))
+
+    def attend(self, x: Tensor, key: Tensor, value: Tensor, distance: Tensor, positions: Tensor) -> Tensor:
+        query = self.query(x)
+        batch, length, count = query.shape[0], query.shape[1], key.shape[1]
+        term = query @ self.distances[M + T - count :].T  # column j: distance M + T - 1 - j
+        padded = torch.cat([term.new_zeros(batch, length, 1), term], dim=2)
+        shifted = padded.view(batch, count + 1, length)[:, 1:].view_as(term)
+        scores = query @ key.transpose(1, 2) + shifted
+        return scores.masked_fill(self.hidden(distance, positions), float("-inf")).softmax(dim=-1) @ value
+
+
 class Ring(Base):
     """The same with keys and values in a ring."""
 
