@@ -27,8 +27,6 @@ def check_command(path: Path, threads: int | None, device: Device, as_json: bool
     report = check(path, threads=threads, device=device)
     verdict = "passed" if report.passed else "FAILED"
     lines = [f"{verdict}: {report.sentence}", f"computed by: {report.computed_by}"]
-    if report.note:
-        lines.append(f"note: {report.note}")
     show(report.to_json(), lines, as_json=as_json)
     if not report.passed:
         raise SystemExit(1)

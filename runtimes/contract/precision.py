@@ -92,7 +92,7 @@ MEMORY_PRESETS: dict[MemoryPrecision, MemoryPreset] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Figures of a preset on held-out text, and of the same model in fp32 on the same machine."""
+    """Figures of a preset on a text, and of the same model in fp32 on the same machine."""
 
     #: The number of tokens predicted.
     tokens: Annotated[int, Range(1, 2**53 - 1, whole=True)]
@@ -108,6 +108,8 @@ class Measured:
     #: The median of single tokens with full memory in one row.
     seconds_per_token: Figure
     fp32_seconds_per_token: Figure
+    #: Whether the model drew the text itself, because the export was given none.
+    drawn: bool = False
 
     def __post_init__(self) -> None:
         try:
@@ -149,14 +151,6 @@ class MeasuredStep:
     fp32_seconds_per_step: Figure
 
 
-def unmeasured(precision: Precision) -> str:
-    """What is not known of a quantised artefact that was exported without a text, as a part of a sentence."""
-    return (
-        f"what {precision} loses was never measured and has no bound; "
-        "export it again with --text FILE to measure it"
-    )
-
-
 def named(precision: Precision, memory: MemoryPrecision) -> str:
     """The precisions of weights and memory in words, such as "int8 with fp16 memory"."""
     return precision if memory == "fp32" else f"{precision} with {memory} memory"
@@ -180,12 +174,14 @@ def sentence(
     ms = 1e3 * measured.seconds_per_token
     fp32_ms = 1e3 * measured.fp32_seconds_per_token
     streams = "" if memory == "fp32" else f"{per_stream(*stream)}; "
+    text = "tokens that the model drew; give --text FILE for a text of yours"
     return (
         f"{named(precision, memory)}: {measured.bits_per_token:.4f} bits per token, "
         f"{measured.bits_lost:+.4f} against fp32 ({verdict(precision, memory, measured)}); KL "
         f"{measured.kl_nats:.2g} nats, same likeliest token {measured.agreement:.1%}; "
         f"{measured.num_bytes / 1e6:,.2f} MB for {measured.fp32_num_bytes / 1e6:,.2f}; {streams}"
-        f"{ms:.2f} ms a token for {fp32_ms:.2f}; {measured.tokens:,} held-out tokens"
+        f"{ms:.2f} ms a token for {fp32_ms:.2f}; {measured.tokens:,} "
+        f"{text if measured.drawn else 'held-out tokens'}"
     )
 
 

@@ -293,6 +293,8 @@ class Spec:
         for name in ("without", "fixed_rows", "fixed_tokens", "moves_every", "drifts_from", "not_compared"):
             if not document[name]:
                 del document[name]
+        if isinstance(self.measured, Measured) and not self.measured.drawn:
+            del document["measured"]["drawn"]
         tensors = {n: [x.to_json() for x in getattr(self, n)] for n in ("inputs", "outputs")}
         return document | tensors
 

@@ -18,7 +18,7 @@ import numpy as np
 from runtimes.base.errors import ArtefactError, StreamError
 from runtimes.base.logits import differences
 from runtimes.contract.device import Device
-from runtimes.contract.precision import PRESETS, QUANTISED, unmeasured
+from runtimes.contract.precision import PRESETS
 from runtimes.contract.reference import (
     Reference,
     load_reference,
@@ -60,8 +60,6 @@ class CheckReport:
     """What computed here, as in `Session`."""
     kernel: str | None = None
     """The same for scripts, as in `Session`."""
-    note: str | None = None
-    """What a passed check does not say."""
     outputs: tuple[str, ...] = ()
     """The names of the outputs that were compared; empty for a language model."""
     paths: int = 1
@@ -106,7 +104,6 @@ def check(artefact: Path | str, *, threads: int | None = None, device: Device | 
             "it."
         )
     spec = session.spec
-    quantised = session.spec.precision in QUANTISED
     outputs: tuple[str, ...] = ()
     began = time.perf_counter()
     if spec.language_model:
@@ -140,7 +137,6 @@ def check(artefact: Path | str, *, threads: int | None = None, device: Device | 
         against=_against(spec),
         computed_by=session.computed_by,
         kernel=session.kernel,
-        note=unmeasured(spec.precision) if quantised and not spec.measured else None,
         paths=len(session.paths.possible) - len(missing) if session.paths else 1,
         missing=missing,
     )

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from runtimes.base.records import json_text
-from runtimes.contract.precision import QUANTISED, unmeasured
 from runtimes.contract.promises import PROMISES
 from runtimes.contract.sampling import Sampler
 from runtimes.contract.tensors import POSITIONS
@@ -33,10 +32,7 @@ def summary_lines(facts: dict[str, Any], path: Path) -> list[str]:
         running = f"{_bytes(facts['running_bytes_per_stream'])} per stream"
         grows = "text" if vocabulary else "stream"
         lines.append(f"{memory}, {running}, however long the {grows} grows")
-        weights = facts["precision"]
-        unknown = weights in QUANTISED and not facts["measured"]
-        doubt = f"; {unmeasured(weights)}" if unknown else ""
-        lines.append(f"precision   weights {weights}, memory {facts['memory_precision']}{doubt}")
+        lines.append(f"precision   weights {facts['precision']}, memory {facts['memory_precision']}")
     else:
         lines.append(memory)
     if vocabulary:

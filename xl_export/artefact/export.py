@@ -97,7 +97,8 @@ def export(
     - storage: `external` writes the weights next to the graph, `single-file` into it, and `ort` writes both
       in ONNX Runtime's own format, for mobile (`xl_export/artefact/pack.py`).
     - rows, tokens: with exporter `trace`, graphs without sizes that vary, as in `xl_export.trace`.
-    - text: a held-out text on which a lower precision is measured. None is the test text that the run kept.
+    - text: a held-out text on which a lower precision is measured. None is the test text that the run kept,
+      or one that the model draws.
 
     Every graph is compared with PyTorch before the folder appears, and PyTorch's answers become the
     reference. A graph that this machine cannot run, because the fused operator is not built or there is no

@@ -1,4 +1,4 @@
-"""Measures what a lower precision costs, on a held-out text, against the same model in fp32."""
+"""Measures what a lower precision costs, on a text, against the same model in fp32."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from runtimes.contract.vocabulary import Vocab
 from runtimes.sessions.graph import GraphSession
 
 TOKENS = 4096  # the most tokens of the text that are read
+DRAWN = 512  # tokens that the model draws where there is no text
 LOGITS = 1 << 23  # the most values of whole distributions that are held at a time
 TIMED = 40  # how many single tokens are timed on each side
 TEXTS = ("test.npy", "test.txt")  # the files of a run that hold its test text; the first that exists is read
@@ -43,14 +44,36 @@ def first_tokens(text: Path, vocab: Vocab) -> np.ndarray:
     return np.asarray(tokens, np.int64)
 
 
+def drawn_tokens(exact: GraphSession) -> np.ndarray | None:
+    """A text int64 [N] that the model of a session draws with the probabilities that it gives.
+
+    The mean loss on such a text estimates the divergence from `exact` over everything that the model writes.
+    None if the graph takes no single token of one stream.
+    """
+    spec = exact.spec
+    whole = "cuts" in spec.without or (spec.fixed_rows is not None and not spec.fixed_tokens)
+    if (whole and spec.rule.segment > 1) or spec.fixed_rows not in (None, 1):
+        return None
+    chance = np.random.default_rng(0)
+    memory = exact.start(1)
+    tokens = [int(chance.integers(exact.vocab.size))]
+    while len(tokens) <= DRAWN:
+        logits, memory = exact.predict(np.array([tokens[-1:]]), memory)
+        tokens.append(int((logits[0] + chance.gumbel(size=exact.vocab.size)).argmax()))
+    return np.array(tokens)
+
+
 def measure(
-    lowered: GraphSession, exact: GraphSession, tokens: np.ndarray, *, folders: tuple[Path, Path]
-) -> Measured:
+    lowered: GraphSession, exact: GraphSession, tokens: np.ndarray | None, *, folders: tuple[Path, Path]
+) -> Measured | None:
     """Returns what the session `lowered` loses against `exact` on tokens [N], with sizes and times of both.
 
-    folders: the folders of the two graphs, in the same order. Whole distributions are compared segment by
-    segment.
+    tokens: None measures on those that the model draws; the result is None if it cannot draw any. folders:
+    the folders of the two graphs, in the same order. Whole distributions are compared segment by segment.
     """
+    drawn = tokens is None
+    if tokens is None and (tokens := drawn_tokens(exact)) is None:
+        return None
     V = exact.vocab.size
     rule = exact.rule
     length = max(1, min(rule.segment, LOGITS // V, len(tokens) - 1))
@@ -90,6 +113,7 @@ def measure(
         fp32_num_bytes=sizes[1],
         seconds_per_token=seconds[0],
         fp32_seconds_per_token=seconds[1],
+        drawn=drawn,
     )
 
 

@@ -88,7 +88,7 @@ def trace(
       each, over one file of weights. A step then has any number of tokens up to the segment, and a session
       computes it by the largest graphs that fit. None is only `rule.segment`.
     - target, precision, memory_precision, force: as in `xl_export.export`.
-    - text: on which a reduced precision is measured. None measures nothing.
+    - text: on which a reduced precision is measured. None is one that the model draws.
 
     First the module is compared with itself (`xl_export/tracing/verify.py`). Then its graph is compared with
     it, as in `xl_export.export`. Raises UserError if either fails, and if the step cannot be traced;

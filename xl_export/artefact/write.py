@@ -123,8 +123,9 @@ def write_artefact(
 
     original: the model in PyTorch; every graph that runs on this machine is compared with it. vocab: None of
     a step that is no language model. tokens: those on which a lower precision is measured; None measures
-    nothing. sources: files and folders that must not be replaced. sampler: the artefact's defaults; None
-    writes none. Raises UserError if the graphs do not compute what PyTorch computes.
+    it on tokens that the model draws. sources: files and folders that must not be replaced. sampler: the
+    artefact's defaults; None writes none. Raises UserError if the graphs do not compute what PyTorch
+    computes.
     """
     spec = spec.with_layout(vocab)
     with atomic_folder(out, ARTEFACT, force=force, sources=sources) as folder:
@@ -171,8 +172,8 @@ def _compare_lowered(
     costs.
 
     The same graphs are first written in fp32 to a temporary folder. Those are compared with PyTorch, and the
-    lower precision of `step.onnx` is measured against them: of a language model on tokens, if there are any,
-    and of any other step on the inputs of the reference.
+    lower precision of `step.onnx` is measured against them: of a language model on tokens, and of any other
+    step on the inputs of the reference.
     """
     low = graphs[GRAPH]
     spec = low.spec
@@ -189,7 +190,7 @@ def _compare_lowered(
         right, answers = check_lowered(graphs, stored, reference)
         if isinstance(answers, StepReference) and isinstance(reference, StepReference):
             return right, measure_step(low, exact, answers, reference, folders=folders)
-        return right, None if tokens is None else measure(low, exact, tokens, folders=folders)
+        return right, measure(low, exact, tokens, folders=folders)
 
 
 def _with_memory_in_bytes(original: Session, reference: Reference) -> AnyReference:

@@ -73,9 +73,10 @@ inline constexpr char format_tables[] = R"json({
               "num_bytes": {"integer": [0, 9007199254740991]},
               "fp32_num_bytes": {"integer": [0, 9007199254740991]},
               "seconds_per_token": {"number": [-1, 1000000000000000.0]},
-              "fp32_seconds_per_token": {"number": [-1, 1000000000000000.0]}
+              "fp32_seconds_per_token": {"number": [-1, 1000000000000000.0]},
+              "drawn": {"boolean": []}
             },
-            "absent": {}
+            "absent": {"drawn": false}
           },
           {
             "object": {

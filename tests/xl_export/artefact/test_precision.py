@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 from runtimes import open_session
 from runtimes.base.errors import ConfigError, TextError
 from runtimes.contract.precision import PRESETS, Measured, Precision, sentence
+from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import GRAPH, VOCAB, WEIGHTS, load_spec
 from runtimes.contract.tensors import FORMS
 from runtimes.contract.vocabulary import load_vocab
@@ -23,6 +25,7 @@ from runtimes.tasks.check import check
 from tests.commands import refused, xl
 from tests.nightly import every, matrix
 from xl_export.artefact.export import export
+from xl_export.artefact.quality import drawn_tokens
 from xl_export.artefact.validate import FailingCheckWarning
 from xl_export.graph import quantise
 from xl_export.graph.ops import constant
@@ -68,16 +71,34 @@ def test_what_is_measured_is_what_evaluation_says(calm_run: Callable[..., Path],
 
 def test_a_run_without_text_is_measured_on_a_given_one(make_run: Callable[..., Path], tmp_path: Path) -> None:
     run = make_run()
-    assert load_spec(export(run, tmp_path / "none", precision="int8")).measured is None
+    drawn = load_spec(export(run, tmp_path / "none", precision="int8")).measured
+    assert drawn is not None
+    assert drawn.drawn
     text = tmp_path / "text.txt"
     text.write_text("The memory is yours.")
     measured = load_spec(export(run, tmp_path / "some", precision="int8", text=text)).measured
     assert measured is not None
     assert measured.tokens == 19
+    assert not measured.drawn
     text.write_text("T")
     with pytest.raises(TextError, match=r"text\.txt has fewer than 2 tokens"):
         export(run, tmp_path / "short", precision="int8", text=text)
     assert not (tmp_path / "short").exists()
+
+
+def test_tokens_are_drawn_with_the_probabilities_of_the_model() -> None:
+    session: Any = SimpleNamespace(
+        spec=SimpleNamespace(without=(), fixed_rows=None, rule=MemoryRule(mem_len=4, segment=2)),
+        vocab=SimpleNamespace(size=3),
+        start=lambda rows: None,
+        predict=lambda tokens, memory: (np.array([[np.log(0.7), np.log(0.3), -np.inf]]), memory),
+    )
+    tokens = drawn_tokens(session)
+    assert tokens is not None
+    shares = np.bincount(tokens[1:], minlength=3) / (len(tokens) - 1)
+    assert np.abs(shares - [0.7, 0.3, 0]).max() < 0.1
+    session.spec.without = ("cuts",)
+    assert drawn_tokens(session) is None
 
 
 @pytest.mark.parametrize("precision", every(3, ["int4", "int8", "int8-stored"]))
@@ -160,9 +181,10 @@ def test_the_command_says_what_was_measured_and_info_repeats_it(
     assert "precision   weights int8, memory fp16\n" in shown
     assert f"measured.tokens {spec.measured.tokens}\n" in shown
     (run / "test.txt").unlink()
-    assert "\nint8 is not measured" in xl("export", run, "--out", out, "--force", *options[:2]).stdout
-    for command in (("info", out), ("check", out)):
-        assert "what int8 loses was never measured and has no bound" in xl(*command).stdout
+    without_text = xl("export", run, "--out", out, "--force", *options[:2]).stdout
+    assert "; 512 tokens that the model drew" in without_text
+    assert "measured.drawn true\n" in xl("info", out, "--all").stdout
+    assert not spec.measured.drawn
 
 
 @pytest.mark.parametrize("figure", [float("nan"), 1e300, 10**400, -2])
