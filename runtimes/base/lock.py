@@ -13,7 +13,7 @@ from runtimes.base.errors import UserError
 from runtimes.base.files import writing
 
 LOCK = ".writer"  # in the folder: who writes to it, for people; the lock itself is the operating system's
-MOST_BYTES = 200
+HOLDER_BYTES = 200
 
 
 @contextlib.contextmanager
@@ -48,7 +48,7 @@ def _take(folder: Path) -> int:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(lock, MOST_BYTES, 0).decode("utf-8", "replace")
+            holder = os.pread(lock, HOLDER_BYTES, 0).decode("utf-8", "replace")
             os.close(lock)
             by = f" ({holder})" if holder and holder.isprintable() else ""
             raise UserError(

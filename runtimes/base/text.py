@@ -15,9 +15,9 @@ from typing import BinaryIO
 from runtimes.base.errors import TextError
 from runtimes.base.progress import say_once
 
-LONGEST_LINE = 1 << 26  # bytes of one line of a file that is read line by line
+MAX_LINE_BYTES = 1 << 26  # bytes of one line of a file that is read line by line
 UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-LOOKED_AT = 1 << 12  # bytes that show whether a file is UTF-16
+ENCODING_SAMPLE_BYTES = 1 << 12  # bytes that show whether a file is UTF-16
 LINE_ENDS = {"\r\n": "Windows line ends (\\r\\n)", "\r": "old Macintosh line ends (\\r)"}
 
 
@@ -60,7 +60,7 @@ class TextDecoder:
 
     def _refused(self, data: bytes, at: int) -> TextError:
         """The error for the byte at index `at` of `data`."""
-        start = data[:LOOKED_AT]
+        start = data[:ENCODING_SAMPLE_BYTES]
         name = self._name or "the input"
         # Every second byte of English in UTF-16 is NUL.
         if (self._begins and self._start[:2] in UTF16_MARKS) or start.count(0) * 3 > len(start):
@@ -109,14 +109,14 @@ def text_lines(pieces: Iterable[bytes], name: str, *, line: int = 1) -> Iterator
 def byte_lines(stream: BinaryIO, name: str) -> Iterator[bytes]:
     """Yields the lines of a stream as bytes with their ends, each as soon as it is there.
 
-    Raises TextError for a line of more than LONGEST_LINE bytes.
+    Raises TextError for a line of more than MAX_LINE_BYTES bytes.
     """
     number = 1
-    while line := stream.readline(LONGEST_LINE + 1):
-        if len(line) > LONGEST_LINE:
+    while line := stream.readline(MAX_LINE_BYTES + 1):
+        if len(line) > MAX_LINE_BYTES:
             place = f"line {number} of {name}" if name else f"line {number}"
             raise TextError(
-                f"{place} has more than {LONGEST_LINE:,} bytes; give each text a line of its own."
+                f"{place} has more than {MAX_LINE_BYTES:,} bytes; give each text a line of its own."
             )
         yield line
         number += 1

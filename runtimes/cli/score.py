@@ -19,7 +19,7 @@ from runtimes.contract.device import Device
 from runtimes.contract.vocabulary import Vocab, token_texts
 from runtimes.sessions.open import open_session
 from runtimes.tasks.n_best import WEIGHTS, BestText, best_of_groups
-from runtimes.tasks.score_texts import WINDOW, TextScore, score_texts
+from runtimes.tasks.score_texts import WINDOW_TOKENS, TextScore, score_texts
 
 ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 
@@ -58,7 +58,7 @@ ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 )
 @click.option(
     "--window",
-    default=WINDOW,
+    default=WINDOW_TOKENS,
     show_default=True,
     type=click.IntRange(min=1),
     help="The number of tokens that are read ahead and sorted by length; 1 answers every line at once.",

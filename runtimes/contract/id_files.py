@@ -21,12 +21,12 @@ from runtimes.base.text import byte_lines, text_lines, text_pieces
 IdType = Literal["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"]
 ID_TYPES: tuple[IdType, ...] = get_args(IdType)
 ID_SUFFIXES = (".npy", ".bin", ".jsonl")  # without .txt, which is accepted where only ids are possible
-TEXT_BLOCK = 1 << 22  # bytes of a `.txt` file that are read at a time
+TEXT_BLOCK_BYTES = 1 << 22  # bytes of a `.txt` file that are read at a time
 INTEGERS = (
     'expected token ids, which are integers: convert the array with `.astype("int64")` and save it again'
 )
 LONGEST_NUMBER = 100  # bytes, many of which may be leading zeros
-CHECKED = 1 << 22  # ids that are checked at a time
+IDS_PER_CHECK = 1 << 22  # ids that are checked at a time
 LARGEST_ID = 1 << 62  # fits into int64 with anything added to it
 
 
@@ -115,7 +115,7 @@ def number_blocks(
     with reading(path), open_file(path) as stream:
         rest = ""
         before = 0  # the number of words in earlier blocks
-        blocks = ticked(iter(lambda: stream.read(TEXT_BLOCK), b""), tick)
+        blocks = ticked(iter(lambda: stream.read(TEXT_BLOCK_BYTES), b""), tick)
         for block in text_pieces(blocks, str(path)):
             text = rest + block.replace(",", " ")
             words = text.split()
@@ -142,8 +142,8 @@ def refuse_outside(ids: np.ndarray, where: object, size: int, *, fix: str, start
     where: the file, for the message. start: index of the first of these ids in it. fix: how to fix it,
     the end of the message.
     """
-    for at in range(0, len(ids), CHECKED):
-        block = ids[at : at + CHECKED]
+    for at in range(0, len(ids), IDS_PER_CHECK):
+        block = ids[at : at + IDS_PER_CHECK]
         if block.min() >= 0 and block.max() < size:
             continue
         first = int(np.argmax((block < 0) | (block >= size)))

@@ -39,7 +39,7 @@ from runtimes.contract.vocabulary import Vocab
 
 Positions = Literal["all", "last", "none"]  # positions of a segment whose logits are computed
 Arrays = dict[str, np.ndarray]
-MOST_KEPT = 1 << 18  # bytes of outputs of a step; copying more would cost more than binding them again
+MAX_KEPT_BYTES = 1 << 18  # bytes of outputs of a step; copying more would cost more than binding them again
 
 
 class GraphSession(ABC):
@@ -315,7 +315,7 @@ class Step:
         if self._targets is not None and "targets" not in self.inputs:
             self._score = session.scorer(self.outputs["logits"], self._targets)
         #: Whether another step may fill the arrays again.
-        self.kept = lengths is None and sum(array.nbytes for array in self.outputs.values()) <= MOST_KEPT
+        self.kept = lengths is None and sum(array.nbytes for array in self.outputs.values()) <= MAX_KEPT_BYTES
         #: What the memory consists of after the step.
         self.held: Held
         # What `refill` fills: name, array, and the lowest and highest number of ids.

@@ -55,15 +55,15 @@ COPY_ON_ALL_THREADS = "session.prepack.enable_parallel"
 # Microseconds that a thread of a step waits awake for work. By default it waits so long that, while other
 # processes compute, a step takes longer with two threads than with one.
 SPIN = "session.intra_op.spin_duration_us"
-MOST_SPIN = 50
+SPIN_MICROSECONDS = 50
 # Where one node computes a layer: long enough to stay awake until the next token. These nodes do not use the
 # threads while other processes need the CPUs: see fused_cpu/load.hpp.
-UNTIL_NEXT = 200
+LAYER_SPIN_MICROSECONDS = 200
 LAYER = b"RingRelativeLayer"
 # ONNX Runtime's name of the folder in which it looks for tensors outside of a graph that is given as bytes.
 EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 # The first release of ONNX Runtime that computes a graph, and one of opset 24.
-OLDEST = (1, 23)
+OLDEST_RELEASE = (1, 23)
 OLDEST_24 = (1, 25)
 
 
@@ -316,7 +316,7 @@ def load_graph(
     raises. `refuse_foreign` comes first for a graph that this process did not write.
     """
     in_layers = tokens is None and LAYER in bytes(contents[graph.name])
-    options.add_session_config_entry(SPIN, str(UNTIL_NEXT if in_layers else MOST_SPIN))
+    options.add_session_config_entry(SPIN, str(LAYER_SPIN_MICROSECONDS if in_layers else SPIN_MICROSECONDS))
     # Otherwise ONNX Runtime would tell the format from the first bytes.
     options.add_session_config_entry(FORMAT, "ORT" if spec.storage == "ort" else "ONNX")
     options.log_severity_level = FATAL  # errors are raised; device discovery warns where there is no GPU
@@ -360,7 +360,7 @@ def import_onnxruntime(spec: Spec) -> Any:
     """The module `onnxruntime`; raises MissingPackageError unless it computes the artefact's operators."""
     onnxruntime = load_onnxruntime()
     major, minor, *_ = onnxruntime.__version__.split(".")
-    oldest = OLDEST_24 if spec.opset >= 24 else OLDEST
+    oldest = OLDEST_24 if spec.opset >= 24 else OLDEST_RELEASE
     if (int(major), int(minor)) < oldest:
         raise MissingPackageError(
             f"{spec.form} memory needs ONNX Runtime {'.'.join(map(str, oldest))} or newer, and this is "

@@ -30,10 +30,10 @@ from runtimes.contract.session import Session
 from runtimes.contract.spec import Spec
 from runtimes.sessions.open import open_session
 
-LONGEST = 1 << 30  # a segment as long as a step may have
+WHOLE_SEGMENT = 1 << 30  # a segment as long as a step may have
 # What is fed before the streams of a reference begin; see `_replays`.
-LEADS: tuple[tuple[int, ...], ...] = ((), (LONGEST,), (1,), (1, LONGEST), (1, 1))
-SINGLE = 64  # tokens that are fed one by one, where segments are not taken
+LEADS: tuple[tuple[int, ...], ...] = ((), (WHOLE_SEGMENT,), (1,), (1, WHOLE_SEGMENT), (1, 1))
+MAX_SINGLE_TOKENS = 64  # tokens that are fed one by one, where segments are not taken
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +199,7 @@ def _compared(
             raise StreamError(f"under the {session.rule.mask} mask the answers depend on the segments.")
         starts = np.zeros((int(lengths.sum()), len(rows)), bool)
         starts[np.cumsum(lengths) - lengths] = restarts
-        restarts = starts[:SINGLE]
+        restarts = starts[:MAX_SINGLE_TOKENS]
         lengths = np.ones(len(restarts), np.int64)
         tokens = tokens[:, : len(lengths) + 1]
     lead = [min(length, session.rule.segment) for length in lead]

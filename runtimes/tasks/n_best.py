@@ -12,7 +12,7 @@ from runtimes.base.ranges import Range
 from runtimes.base.records import json_text
 from runtimes.tasks.score_texts import TextScore
 
-REMEMBERED = 1 << 16  # groups
+MAX_GROUPS = 1 << 16  # groups
 WEIGHTS = Range(-1e6, 1e6)  # no total of a finite score and a log-probability overflows
 
 
@@ -35,7 +35,7 @@ def best_of_groups(scores: Iterable[TextScore], *, weight: float) -> Iterator[Be
     groups.
 
     Raises UserError for a text without group or score, for a group that is not JSON, for a text whose first
-    token was not predicted, and for a group that comes back after another one (of the last REMEMBERED).
+    token was not predicted, and for a group that comes back after another one (of the last MAX_GROUPS).
     """
     WEIGHTS.check("weight", weight)
     seen = OrderedDict[int, None]()  # the last groups: a number for each, so that their memory is bounded
@@ -66,7 +66,7 @@ def best_of_groups(scores: Iterable[TextScore], *, weight: float) -> Iterator[Be
                 f"{place} is of group {source.group!r:.80}, which ended before; sort the texts so that those "
                 "of a group stand together."
             )
-        if len(seen) == REMEMBERED:
+        if len(seen) == MAX_GROUPS:
             seen.popitem(last=False)
         seen[hash(name)] = None
         best = BestText(group=source.group, total=total, best=score, texts=1)

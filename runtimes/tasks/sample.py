@@ -11,12 +11,16 @@ import numpy as np
 from runtimes.base.errors import UserError
 from runtimes.contract.sampling import Sampler
 
-COLDEST = 1e-250  # a temperature this low is greedy, and no difference of logits overflows when divided by it
+MIN_TEMPERATURE = (
+    1e-250  # a temperature this low is greedy, and no difference of logits overflows when divided by it
+)
 NOT_FINITE = (
     "the model's logits are not finite, so no token can be drawn; its weights are damaged or diverged."
 )
-AT_ONCE = 64  # random numbers
-CELLS = 1 << 16  # logits that are drawn from at once; the arrays of more would leave the processor's cache
+RANDOM_BATCH = 64  # random numbers
+LOGITS_PER_DRAW = (
+    1 << 16
+)  # logits that are drawn from at once; the arrays of more would leave the processor's cache
 
 
 def numbers(seed: int, row: int) -> Iterator[float]:
@@ -27,7 +31,7 @@ def numbers(seed: int, row: int) -> Iterator[float]:
     """
     chance = np.random.default_rng([seed, row])
     while True:
-        yield from chance.random(AT_ONCE).tolist()
+        yield from chance.random(RANDOM_BATCH).tolist()
 
 
 class Penalties:
@@ -93,7 +97,7 @@ class Draw:
         self._random = temperature[:, 0] > 0
         self._all_random = bool(self._random.all())
         self.greedy = not self._random.any()  # then `uniform` is not used
-        self._temperature = np.maximum(temperature, COLDEST)
+        self._temperature = np.maximum(temperature, MIN_TEMPERATURE)
         self._any_temperature = bool((temperature != 1).any())
         self._without_top_p = self._top_p == 1
         self._any_top_p = not self._without_top_p.all()
@@ -104,7 +108,7 @@ class Draw:
         # k, if all rows keep equally few tokens: the others, whose weight is 0, change no sum.
         self._few = kept[0] if len(self._edges) == 1 and 4 * kept[0] <= size else 0
         self._firsts = self._rows * self._few
-        self._at_once = max(1, CELLS // size)  # rows
+        self._at_once = max(1, LOGITS_PER_DRAW // size)  # rows
         # The settings of the only row.
         self._only = (*samplers, self._edge.item()) if len(samplers) == 1 else None
 
@@ -213,7 +217,7 @@ def _drawn_alone(
         logits = logits[ids]
     weights = np.subtract(logits, highest, dtype=np.float64)
     if sampler.temperature != 1:
-        weights /= max(sampler.temperature, COLDEST)
+        weights /= max(sampler.temperature, MIN_TEMPERATURE)
     np.exp(weights, out=weights)
     if sampler.min_p:
         weights *= weights >= sampler.min_p

@@ -26,12 +26,12 @@ from runtimes.contract.tensors import row_bytes
 from runtimes.tasks.evaluate import not_a_number
 from runtimes.tasks.text_rows import Context, Reader, Row, TextToScore, tokens_around
 
-WINDOW = 1 << 16  # tokens
-MOST_ROWS = 32
-MOST_TOKENS = 1024  # of a step, padding included; more of them are not faster on any machine measured
+WINDOW_TOKENS = 1 << 16  # tokens
+MAX_ROWS = 32
+MAX_STEP_TOKENS = 1024  # of a step, padding included; more of them are not faster on any machine measured
 STATE_BYTES = 320 << 20  # of the memory of the largest batch
 LOGIT_BYTES = 128 << 20  # of the logits of a step, and of the arrays made of them
-STEP = 16  # a step costs about as much as this many tokens beyond those that it is given
+STEP_TOKENS = 16  # a step costs about as much as this many tokens beyond those that it is given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ def score_texts(
     eos: bool = False,
     tokens: bool = False,
     batch: int | None = None,
-    window: int = WINDOW,
+    window: int = WINDOW_TOKENS,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Iterator[TextScore]:
     """Yields the score of each text, in the order of the input, as if each were scored alone.
@@ -251,8 +251,8 @@ class BatchLimits:
         rows: the largest number of rows, where the user gives one.
         """
         if rows is None:
-            rows = max(1, min(MOST_ROWS, STATE_BYTES // max(1, row_bytes(session.state))))
-        tokens = MOST_TOKENS
+            rows = max(1, min(MAX_ROWS, STATE_BYTES // max(1, row_bytes(session.state))))
+        tokens = MAX_STEP_TOKENS
         if session.spec is None or not session.spec.model.selective:  # such a graph computes fewer logits
             tokens = max(1, min(tokens, LOGIT_BYTES // (3 * 4 * session.vocab.size)))
         return cls(rows=rows, tokens=tokens, segment=session.rule.segment)
@@ -270,8 +270,8 @@ def make_batches(lengths: Sequence[int], limits: BatchLimits, *, padding: bool) 
     """Indices of `lengths` in batches: all of them, each once, the longest first.
 
     Their rows are padded to the longest of the batch. Of all ways to cut the sorted lengths, this one costs
-    the least: the tokens of all steps with their padding, and STEP for each step. padding: False puts only
-    equal lengths together.
+    the least: the tokens of all steps with their padding, and STEP_TOKENS for each step. padding: False puts
+    only equal lengths together.
     """
     order = np.argsort(-np.asarray(lengths, np.int64), kind="stable")
     ordered = [int(lengths[index]) for index in order]
@@ -281,7 +281,7 @@ def make_batches(lengths: Sequence[int], limits: BatchLimits, *, padding: bool) 
     cuts = [0] * (count + 1)
     for first, longest in enumerate(ordered):
         most = max(1, limits.tokens // min(longest, limits.segment))
-        step_costs = STEP * -(-longest // limits.segment)
+        step_costs = STEP_TOKENS * -(-longest // limits.segment)
         for size in limits.sizes:
             end = first + size
             if end > count or size > most or (not padding and ordered[end - 1] != longest):

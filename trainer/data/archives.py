@@ -27,14 +27,14 @@ from runtimes.base.errors import UserError, first_line
 from runtimes.base.files import NPZ_ERRORS, open_file, reading, writing
 
 SUFFIXES = (".gz", ".bz2", ".xz")  # of a compressed single file
-BLOCK = 1 << 20
+BLOCK_BYTES = 1 << 20
 MAX_MEMBERS = 100_000  # of an archive: the largest corpus has 152
 READ_ERRORS = (*NPZ_ERRORS, tarfile.TarError, lzma.LZMAError, OSError)
 MAX_DIRECTORY = 1 << 24  # bytes of a zip's list of members, which zipfile reads in one piece
 MAX_WINDOW = 1 << 28  # bytes of memory that an xz file may ask for; `xz -9` needs 65 MiB
 Kind = Literal["zip", "tar", "gzip", "bz2", "xz", "npy"]
 COMPRESSED = ("gzip", "bz2", "xz")
-START = 262  # bytes that show the kind of a file
+MAGIC_BYTES = 262  # bytes that show the kind of a file
 
 Wanted = Callable[[str], bool]
 Tick = Callable[[int], object]  # called with the number of bytes that were done since the last call
@@ -60,7 +60,7 @@ class Contents:
 def kind_of(path: Path) -> Kind | None:
     """The kind of a file, or None for another, such as a text. Raises UserError for an unreadable file."""
     with reading(path), open_file(path) as stream:
-        start = stream.read(START)
+        start = stream.read(MAGIC_BYTES)
     if start[:4] in (b"PK\3\4", b"PK\5\6"):
         return "zip"
     if start[:2] == b"\x1f\x8b":
@@ -196,7 +196,7 @@ def _unpack(stream: Readable, path: Path, size: int | None) -> Path:
     left = size
     with open(path, "wb") as target:
         while left != 0:
-            block = stream.read(BLOCK if left is None else min(BLOCK, left))
+            block = stream.read(BLOCK_BYTES if left is None else min(BLOCK_BYTES, left))
             if not block and left is None:
                 break
             if not block:
@@ -261,12 +261,14 @@ class _Decompressed(RawIOBase):
         while True:
             given = b""
             if self._decompressor.eof:
-                given = (self._decompressor.unused_data or self._file.read(BLOCK)).lstrip(b"\0")  # padding
+                given = (self._decompressor.unused_data or self._file.read(BLOCK_BYTES)).lstrip(
+                    b"\0"
+                )  # padding
                 if not given:
                     return 0
                 self._decompressor = self._new()
             elif self._decompressor.needs_input:
-                given = self._file.read(BLOCK)
+                given = self._file.read(BLOCK_BYTES)
                 if not given:
                     raise EOFError("it ends early")
             data = self._decompressor.decompress(given, len(buffer))
@@ -299,7 +301,7 @@ class _Forward:
         self._at = 0
 
     def read(self, size: int = -1) -> bytes:
-        if not 0 <= size <= BLOCK:
+        if not 0 <= size <= BLOCK_BYTES:
             raise tarfile.ReadError(f"a header of {size} bytes")
         data = self._stream.read(size)
         self._at += len(data)
@@ -309,7 +311,7 @@ class _Forward:
     def seek(self, to: int, whence: int = 0) -> int:
         if whence or to < self._at:
             raise tarfile.ReadError("a member that starts before the end of the last one")
-        while self._at < to and self.read(min(BLOCK, to - self._at)):
+        while self._at < to and self.read(min(BLOCK_BYTES, to - self._at)):
             pass
         return self._at
 

@@ -18,7 +18,7 @@ import numpy as np
 from runtimes.base.errors import ArtefactError, TextError, UserError
 from runtimes.base.folders import refuse_no_folder
 from runtimes.base.sealed import FileFacts, file_facts, read_sealed, write_sealed
-from runtimes.contract.id_files import CHECKED
+from runtimes.contract.id_files import IDS_PER_CHECK
 from runtimes.contract.model_facts import MAX_SIZE
 from runtimes.contract.spec import VOCAB
 from runtimes.contract.tokens import DATA as DATA
@@ -178,8 +178,8 @@ def _map(path: Path, facts: DatasetFacts, split: str) -> np.ndarray:
     dtype = np.dtype(facts.dtype).newbyteorder("<")
     ids = np.memmap(path, dtype=dtype, mode="r", shape=(facts.tokens[split],))
     if facts.vocab_size <= np.iinfo(facts.dtype).max:  # otherwise every value of the type is an id
-        for start in range(0, len(ids), CHECKED):
-            block = ids[start : start + CHECKED]
+        for start in range(0, len(ids), IDS_PER_CHECK):
+            block = ids[start : start + IDS_PER_CHECK]
             if block.max() >= facts.vocab_size or block.min() < 0:
                 raise ArtefactError(
                     f"{path} has ids that are not among the {facts.vocab_size} symbols; copy or prepare the "

@@ -10,7 +10,7 @@ from pathlib import Path
 from runtimes.base.errors import UserError, first_line
 from runtimes.base.files import atomic_file
 from trainer.data.corpora import Fingerprint
-from trainer.data.published import BLOCK, fingerprint, progress_bar, say
+from trainer.data.published import BLOCK_BYTES, fingerprint, progress_bar, say
 
 TIMEOUT = 30  # seconds without a byte until a server counts as silent
 NETWORK_ERRORS = (OSError, http.client.HTTPException, ValueError)
@@ -71,7 +71,7 @@ def _fetch(url: str, path: Path, expected: Fingerprint, most: int) -> None:
 
 def _read(response: http.client.HTTPResponse) -> bytes:
     try:
-        return response.read(BLOCK)
+        return response.read(BLOCK_BYTES)
     except NETWORK_ERRORS as error:
         raise _ServerError(_why(error)) from error
 

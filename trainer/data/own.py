@@ -13,7 +13,7 @@ import numpy as np
 from runtimes.base.folders import atomic_folder
 from runtimes.base.kinds import DATASET
 from runtimes.base.sealed import FileFacts, file_facts
-from runtimes.contract.id_files import CHECKED
+from runtimes.contract.id_files import IDS_PER_CHECK
 from runtimes.contract.vocabulary import Vocab, save_vocab
 from trainer.data.archives import Tick
 from trainer.data.dataset import MIN_PART_TOKENS, SPLITS, DatasetFacts, save_facts, smallest_dtype, write_part
@@ -22,7 +22,7 @@ from trainer.data.published import progress_bar, total_bytes
 # In place of a corpus's name.
 OWN_TEXT = "own text"
 OWN_IDS = "own ids"
-HELD_OUT = 5  # per cent of the training ids for each part that was not given
+HELD_OUT_PERCENT = 5  # per cent of the training ids for each part that was not given
 JOINED = (
     "several files follow one another without a token between them, because the vocabulary has none for the "
     "end of a document"
@@ -95,7 +95,7 @@ def write_dataset(
             parts, are = ("part was", "is") if len(missing) == 1 else ("parts were", "are")
             notes.append(
                 f"the {' and '.join(missing)} {parts} not given and {are} the last "
-                f"{HELD_OUT * len(missing)} % of the training ids, cut {where}"
+                f"{HELD_OUT_PERCENT * len(missing)} % of the training ids, cut {where}"
             )
         facts = save_facts(folder, vocab, corpus=corpus, published=False, sources=sources)
     return Prepared(facts=facts, notes=notes)
@@ -110,7 +110,7 @@ def cut_off(folder: Path, missing: Sequence[str], vocab: Vocab) -> bool:
     path = folder / "train.bin"
     dtype = np.dtype(smallest_dtype(vocab.size)).newbyteorder("<")
     ids = np.memmap(path, dtype, mode="r") if path.stat().st_size else np.empty(0, dtype)
-    percents = [100 - HELD_OUT * left for left in range(len(missing), 0, -1)]
+    percents = [100 - HELD_OUT_PERCENT * left for left in range(len(missing), 0, -1)]
     exact = [len(ids) * percent // 100 for percent in percents]
     found = [_after(ids, percent, vocab.special.after_text) for percent in percents]
     cuts = [at if cut is None else cut for cut, at in zip(found, exact, strict=True)]
@@ -118,7 +118,7 @@ def cut_off(folder: Path, missing: Sequence[str], vocab: Vocab) -> bool:
         found = [None]
         cuts = exact
     for split, (start, end) in zip(missing, itertools.pairwise([*cuts, len(ids)]), strict=True):
-        blocks = (ids[at : min(at + CHECKED, end)] for at in range(start, end, CHECKED))
+        blocks = (ids[at : min(at + IDS_PER_CHECK, end)] for at in range(start, end, IDS_PER_CHECK))
         write_part(folder / f"{split}.bin", blocks, vocab.size)
     del ids  # before the file that it maps becomes shorter
     os.truncate(path, cuts[0] * dtype.itemsize)
@@ -127,8 +127,8 @@ def cut_off(folder: Path, missing: Sequence[str], vocab: Vocab) -> bool:
 
 def _after(ids: np.ndarray, percent: int, mark: int | None) -> int | None:
     """The index after the first `mark` in the 5 % of the ids that begin at `percent`; None without one."""
-    start, end = (len(ids) * share // 100 for share in (percent, percent + HELD_OUT))
-    for at in range(start, end, CHECKED):
-        if mark is not None and len(hits := np.flatnonzero(ids[at : min(at + CHECKED, end)] == mark)):
+    start, end = (len(ids) * share // 100 for share in (percent, percent + HELD_OUT_PERCENT))
+    for at in range(start, end, IDS_PER_CHECK):
+        if mark is not None and len(hits := np.flatnonzero(ids[at : min(at + IDS_PER_CHECK, end)] == mark)):
             return at + int(hits[0]) + 1
     return None

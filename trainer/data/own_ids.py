@@ -13,7 +13,7 @@ from runtimes.base.errors import ArtefactError, ConfigError, TextError
 from runtimes.base.files import read_text
 from runtimes.base.records import json_text
 from runtimes.contract.id_files import (
-    CHECKED,
+    IDS_PER_CHECK,
     documents,
     number_blocks,
     open_ids,
@@ -157,4 +157,4 @@ def _documents(path: Path, dtype: str | None, tick: Tick) -> Iterator[Iterator[n
     for ids in documents(path, dtype=dtype, tick=tick):
         if path.suffix != ".jsonl":  # whose lines were counted when they were read
             tick(ids.nbytes)
-        yield (ids[start : start + CHECKED] for start in range(0, len(ids), CHECKED))
+        yield (ids[start : start + IDS_PER_CHECK] for start in range(0, len(ids), IDS_PER_CHECK))

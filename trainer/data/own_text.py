@@ -12,7 +12,7 @@ import numpy as np
 
 from runtimes.base.errors import ConfigError, TextError, json_fault
 from runtimes.base.files import atomic_file, open_file, reading, write_json
-from runtimes.base.text import LONGEST_LINE, byte_lines, text_lines, text_pieces
+from runtimes.base.text import MAX_LINE_BYTES, byte_lines, text_lines, text_pieces
 from runtimes.contract.id_files import ticked
 from runtimes.contract.vocabulary import ByteVocab, Vocab, not_unicode
 from runtimes.contract.vocabulary.subword import pieces
@@ -189,9 +189,9 @@ def _cut(chunks: Iterable[str], kind: str, where: str) -> Iterator[str]:
         elif kind in ("word", "ids"):
             head, newline, tail = chunk.rpartition("\n")
             whole, rest = ([rest + head + newline], tail) if newline else ([], rest + tail)
-            if len(rest) > LONGEST_LINE:
+            if len(rest) > MAX_LINE_BYTES:
                 raise TextError(
-                    f"{where} has a line of more than {LONGEST_LINE:,} characters; give --vocab byte or "
+                    f"{where} has a line of more than {MAX_LINE_BYTES:,} characters; give --vocab byte or "
                     "char, or a text in lines."
                 )
         else:

@@ -16,7 +16,7 @@ from runtimes.base.sealed import FileFacts
 from trainer.data.archives import Contents, Tick, find_files, is_packed
 from trainer.data.corpora import WHOLE, Corpus, Fingerprint
 
-BLOCK = 1 << 22  # bytes that are read at a time
+BLOCK_BYTES = 1 << 22  # bytes that are read at a time
 Files = dict[str, Path]  # by their names inside the source
 
 
@@ -122,7 +122,7 @@ def read_blocks(path: Path, tick: Tick, *, start: int = 0, end: int | None = Non
     left = (path.stat().st_size if end is None else end) - start
     with reading(path), open_file(path) as stream:
         stream.seek(start)
-        while block := stream.read(min(BLOCK, left)):
+        while block := stream.read(min(BLOCK_BYTES, left)):
             left -= len(block)
             tick(len(block))
             yield block

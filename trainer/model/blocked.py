@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-BLOCK = 128  # queries; a smaller block sees fewer keys in vain, and a larger one makes fewer calls
-SMALL_BLOCK = 64
+BLOCK_QUERIES = 128  # queries; a smaller block sees fewer keys in vain, and a larger one makes fewer calls
+SHORT_BLOCK_QUERIES = 64
 SHORT_DISTANCE = 384  # up to this distance a small block is faster
 GROUP_BYTES = 4 << 20  # of the scores that are computed together
 
@@ -40,7 +40,11 @@ def block_length(T: int, longest: int | None) -> int:
     of its block sees. Where the distances are short, much of that is in vain, and shorter blocks are faster:
     up to 1.25 times at distances of 64 to 384, and slower from 512 on (measured for segments of 64 to 256).
     """
-    size = BLOCK if longest is None or longest > SHORT_DISTANCE else min(BLOCK, SMALL_BLOCK)
+    size = (
+        BLOCK_QUERIES
+        if longest is None or longest > SHORT_DISTANCE
+        else min(BLOCK_QUERIES, SHORT_BLOCK_QUERIES)
+    )
     return -(-T // max(1, round(T / size)))
 
 

@@ -10,9 +10,9 @@ from runtimes.base.ranges import Range
 from runtimes.base.records import refuse_out_of_range
 from trainer.model.config import Share
 
-MANY = 1 << 40  # more than any training does
-Count = Annotated[int, Range(0, MANY, whole=True)]
-PositiveCount = Annotated[int, Range(1, MANY, whole=True)]
+MAX_COUNT = 1 << 40  # more than any training does
+Count = Annotated[int, Range(0, MAX_COUNT, whole=True)]
+PositiveCount = Annotated[int, Range(1, MAX_COUNT, whole=True)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from runtimes.base.errors import UserError
 from runtimes.base.machine import available_cpus
 from runtimes.base.terminal import printable
-from trainer.training.parallel import KEPT, SETTLE, LostError
+from trainer.training.parallel import KEPT, SETTLE_SECONDS, LostError
 
 # Environment variable: the folder in which a launched process writes its error sentence.
 REPORTS = "XL_EXPORT_REPORTS"
@@ -93,7 +93,7 @@ def reporting() -> Iterator[None]:
         if folder is None and isinstance(error, UserError):
             print(f"Error: {printable(str(error))}", file=sys.stderr)
         elif isinstance(error, LostError):
-            time.sleep(SETTLE)  # until the launcher has noticed the lost process, which it names
+            time.sleep(SETTLE_SECONDS)  # until the launcher has noticed the lost process, which it names
         elif folder is not None and isinstance(found, UserError):
             name = f"{int(os.environ.get('RANK', '0')):06}"
             Path(folder, name).write_text(str(found), encoding="utf-8")

@@ -28,7 +28,7 @@ from runtimes.base.machine import memory_bytes
 TIMEOUT = timedelta(minutes=30)
 # Seconds for gloo's threads to release the last tensors of DistributedDataParallel. A release during Python's
 # exit aborts the process (PyTorch 2.13), which happened in about 2 of 100 runs on a busy machine.
-SETTLE = 0.5
+SETTLE_SECONDS = 0.5
 KEPT = "the last checkpoint is kept: continue with `xl-export train --resume RUN`, on any number of processes"
 
 CPU = torch.device("cpu")
@@ -203,7 +203,7 @@ def joined(device: str) -> Iterator[Ranks]:
         yield Ranks(dist.get_rank(), count, place)
         dist.barrier()  # the first process may still be writing; one that left earlier would look lost
         dist.destroy_process_group()
-        time.sleep(SETTLE)
+        time.sleep(SETTLE_SECONDS)
     except BaseException as error:
         before = signal.SIG_IGN  # this process is ending already, with a message of its own
         if isinstance(error, RuntimeError) and _is_of_the_connection(error):

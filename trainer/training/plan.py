@@ -85,10 +85,10 @@ STEPS_SHARE = 0.85  # of the time for training steps; the rest is for validation
 VALIDATIONS = 20
 TUNING_PASSES = 10
 TUNING_RATE = 0.3  # of the learning rate of the run that is tuned
-TRAINED = 0.9  # of a text; the rest is held out
+TRAINING_SHARE = 0.9  # of a text; the rest is held out
 MIN_TEXT_BYTES = 200  # enough to fill a batch, and to leave some for validation
-SAMPLED = 1 << 20  # bytes of the text that are read for a plan
-MEASURED = 4.0  # seconds
+SAMPLE_BYTES = 1 << 20  # bytes of the text that are read for a plan
+MEASURING_SECONDS = 4.0  # seconds
 Device = Literal["cpu", "cuda", "mps"]
 
 
@@ -103,7 +103,7 @@ def tokens_per_second(config: TrainConfig) -> float:
             float(training.advance(tokens).nats)
         began = time.perf_counter()
         trained = 0
-        while (passed := time.perf_counter() - began) < MEASURED:
+        while (passed := time.perf_counter() - began) < MEASURING_SECONDS:
             step = training.advance(tokens)
             float(step.nats)  # waits for a GPU
             trained += step.tokens
@@ -129,7 +129,9 @@ def plan(
     if data is not None:
         dataset = open_dataset(data)
         tokens = len(dataset.train)
-        row = next(row for row in reversed(TEXTS) if tokens >= TRAINED * row.num_bytes / row.bytes_per_token)
+        row = next(
+            row for row in reversed(TEXTS) if tokens >= TRAINING_SHARE * row.num_bytes / row.bytes_per_token
+        )
         size = dataset.vocab.size
         is_text = dataset.vocab.kind != "ids"
         about = f"{data} has {tokens:,} tokens for training and a vocabulary of {size:,}. The plan: "
@@ -146,7 +148,7 @@ def plan(
             known = build_vocab(vocab, lambda: [sample], lambda: [sample])
             size = known.size
             bytes_per_token = _bytes_per_token(known, sample)
-        tokens = int(TRAINED * num_bytes / bytes_per_token)
+        tokens = int(TRAINING_SHARE * num_bytes / bytes_per_token)
         about = f"{text} has {_size(num_bytes)}. The plan: {_words(vocab, limits)}; "
     most = row.passes * tokens
     for choice in SIZES[row.largest :: -1]:
@@ -216,7 +218,7 @@ def plan_tuning(
     )
     if text is not None:
         num_bytes, sample = _beginning(text, is_bytes=trained.vocab.kind == "byte")
-        tokens = int(TRAINED * num_bytes / _bytes_per_token(trained.vocab, sample))
+        tokens = int(TRAINING_SHARE * num_bytes / _bytes_per_token(trained.vocab, sample))
     else:
         tokens = len(open_dataset(str(data)).train)
     rate = 0.0 if steps else tokens_per_second(config)
@@ -286,7 +288,7 @@ def _beginning(text: str, *, is_bytes: bool) -> tuple[int, str]:
     path = Path(text)
     refuse_no_text(path)
     with reading(path), open_file(path) as stream:
-        sample = stream.read(SAMPLED)
+        sample = stream.read(SAMPLE_BYTES)
     if len(sample) < MIN_TEXT_BYTES:
         raise TextError(f"{text} has {len(sample)} bytes; give a text of at least a few thousand characters.")
     decoded = sample.decode("utf-8", errors="ignore") if is_bytes else TextDecoder(text).decode(sample)

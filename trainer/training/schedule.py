@@ -11,7 +11,7 @@ import math
 from runtimes.contract.rule import MemoryRule
 from trainer.run.config import Schedule, TrainConfig
 
-FINE_TUNE = 0.1  # the share of the learning rate in the last `schedule.fine_tune_steps`
+FINE_TUNE_RATE = 0.1  # the share of the learning rate in the last `schedule.fine_tune_steps`
 
 
 def learning_rate(config: TrainConfig, step: int, *, decays: int = 0) -> float:
@@ -21,8 +21,8 @@ def learning_rate(config: TrainConfig, step: int, *, decays: int = 0) -> float:
     warmup = schedule.warmup_steps
     lowest = schedule.min_lr
     if step >= max(warmup, config.steps - schedule.fine_tune_steps):
-        highest = FINE_TUNE * highest
-        lowest = FINE_TUNE * lowest
+        highest = FINE_TUNE_RATE * highest
+        lowest = FINE_TUNE_RATE * lowest
     if step < warmup:
         return highest * (step + 1) / warmup
     if schedule.kind == "cosine":

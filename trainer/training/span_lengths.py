@@ -16,9 +16,9 @@ from trainer.model.model import LanguageModel
 from trainer.model.span import WINDOW_STEP, AdaptiveSpan
 from trainer.training.shard import whole
 
-ROOM = 32.0  # tokens that spans may grow by until they are read again
-READ_EVERY = 200  # steps; spans that have shrunk are noticed then
-ROUNDING = 0.01  # tokens; more than the error of a span in fp32
+ROOM_TOKENS = 32.0  # tokens that spans may grow by until they are read again
+READ_EVERY_STEPS = 200  # steps; spans that have shrunk are noticed then
+ROUNDING_TOKENS = 0.01  # tokens; more than the error of a span in fp32
 
 
 class SpanLengths:
@@ -38,7 +38,7 @@ class SpanLengths:
         """For each layer a multiple of 64, or the maximum; None for a model without spans."""
         if not self.spans:
             return None
-        if not self.read or self.steps >= READ_EVERY or not self._long_enough():
+        if not self.read or self.steps >= READ_EVERY_STEPS or not self._long_enough():
             self._read()
         return self.lengths
 
@@ -67,7 +67,7 @@ class SpanLengths:
         self.steps = 0
         self.grown = [0.0] * len(longest)
         self.lengths = tuple(
-            length_for(span, z + ROOM) for span, z in zip(self.spans, self.read, strict=True)
+            length_for(span, z + ROOM_TOKENS) for span, z in zip(self.spans, self.read, strict=True)
         )
 
     def _largest_step(self, layer: int, rate: float) -> float:
@@ -95,8 +95,8 @@ def length_for(span: AdaptiveSpan, longest: float) -> int:
     if not math.isfinite(longest):
         return S  # training has diverged, or nothing is known
     # The mask is 0 at z + R + 1 and has a gradient there, so this distance counts.
-    needed = math.floor(longest + span.span.ramp + 1 + ROUNDING)
+    needed = math.floor(longest + span.span.ramp + 1 + ROUNDING_TOKENS)
     if span.span.epsilon:
-        window = span.window_for(torch.tensor(longest + ROUNDING, dtype=torch.float64))
+        window = span.window_for(torch.tensor(longest + ROUNDING_TOKENS, dtype=torch.float64))
         needed = max(needed, int(window))
     return min(S, -(-needed // WINDOW_STEP) * WINDOW_STEP)

@@ -25,7 +25,7 @@ from xl_export.artefact.validate import refuse_other_answers
 from xl_export.graph.ops import quiet
 
 # Protobuf and flatbuffers count bytes with 31 bits; the rest is for what the weights are wrapped in.
-LARGEST = (1 << 31) - (1 << 24)
+MAX_FILE_BYTES = (1 << 31) - (1 << 24)
 
 
 def refuse_other_storage(storage: Storage, target: Target, parameters: int, precision: Precision) -> None:
@@ -48,10 +48,10 @@ def refuse_other_storage(storage: Storage, target: Target, parameters: int, prec
 
 
 def _refuse_size(num_bytes: int, storage: Storage) -> None:
-    if num_bytes > LARGEST:
+    if num_bytes > MAX_FILE_BYTES:
         raise ConfigError(
-            f"graph and weights have {num_bytes:,} bytes, and one file with both has at most {LARGEST:,}; "
-            f"leave out --{storage}, or give a --precision with fewer bits."
+            f"graph and weights have {num_bytes:,} bytes, and one file with both has at most "
+            f"{MAX_FILE_BYTES:,}; leave out --{storage}, or give a --precision with fewer bits."
         )
 
 

@@ -19,11 +19,11 @@ from runtimes.contract.tokens import read_tokens
 from runtimes.contract.vocabulary import Vocab
 from runtimes.sessions.graph import GraphSession
 
-TOKENS = 4096  # the most tokens of the text that are read
-DRAWN = 512  # tokens that the model draws where there is no text
-LOGITS = 1 << 23  # the most values of whole distributions that are held at a time
-TIMED = 40  # how many single tokens are timed on each side
-TEXTS = ("test.npy", "test.txt")  # the files of a run that hold its test text; the first that exists is read
+MAX_TEXT_TOKENS = 4096  # the most tokens of the text that are read
+DRAWN_TOKENS = 512  # tokens that the model draws where there is no text
+MAX_LOGITS_HELD = 1 << 23  # the most values of whole distributions that are held at a time
+TIMED_TOKENS = 40  # how many single tokens are timed on each side
+TEST_TEXT_FILES = ("test.npy", "test.txt")  # of a run; the first that exists is read
 
 
 def held_out(run: Path, vocab: Vocab, text: Path | None = None) -> np.ndarray | None:
@@ -32,13 +32,13 @@ def held_out(run: Path, vocab: Vocab, text: Path | None = None) -> np.ndarray | 
     Returns None if the run kept no text. Raises UserError if the text cannot be read or has fewer than
     two tokens.
     """
-    path = text or next((run / name for name in TEXTS if (run / name).is_file()), None)
+    path = text or next((run / name for name in TEST_TEXT_FILES if (run / name).is_file()), None)
     return None if path is None else first_tokens(path, vocab)
 
 
 def first_tokens(text: Path, vocab: Vocab) -> np.ndarray:
     """The tokens int64 [N] of a text that are measured on; raises UserError as `held_out` does."""
-    tokens = read_tokens(text, vocab)[: TOKENS + 1]
+    tokens = read_tokens(text, vocab)[: MAX_TEXT_TOKENS + 1]
     if len(tokens) < 2:
         raise TextError(f"{text} has fewer than 2 tokens; give a longer text.")
     return np.asarray(tokens, np.int64)
@@ -57,7 +57,7 @@ def drawn_tokens(exact: GraphSession) -> np.ndarray | None:
     chance = np.random.default_rng(0)
     memory = exact.start(1)
     tokens = [int(chance.integers(exact.vocab.size))]
-    while len(tokens) <= DRAWN:
+    while len(tokens) <= DRAWN_TOKENS:
         logits, memory = exact.predict(np.array([tokens[-1:]]), memory)
         tokens.append(int((logits[0] + chance.gumbel(size=exact.vocab.size)).argmax()))
     return np.array(tokens)
@@ -76,9 +76,9 @@ def measure(
         return None
     V = exact.vocab.size
     rule = exact.rule
-    length = max(1, min(rule.segment, LOGITS // V, len(tokens) - 1))
+    length = max(1, min(rule.segment, MAX_LOGITS_HELD // V, len(tokens) - 1))
     # Large vocabularies are measured on fewer tokens: each costs a distribution over the vocabulary.
-    most = len(tokens) - 1 if V * len(tokens) <= 64 * LOGITS else 64 * LOGITS // V
+    most = len(tokens) - 1 if V * len(tokens) <= 64 * MAX_LOGITS_HELD else 64 * MAX_LOGITS_HELD // V
     streams = [(session, session.start(1)) for session in (lowered, exact)]
     nats = np.zeros(2)
     divergence = 0.0
@@ -183,8 +183,8 @@ def _seconds(
 
     The two sides take turns, so that disturbances affect both.
     """
-    taken = np.zeros((len(streams), TIMED))
-    for turn in range(TIMED):
+    taken = np.zeros((len(streams), TIMED_TOKENS))
+    for turn in range(TIMED_TOKENS):
         for side, stream in enumerate(streams):
             began = time.perf_counter()
             step(*stream)

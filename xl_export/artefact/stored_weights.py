@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from runtimes.base.errors import ArtefactError
 from xl_export.graph.ops import constant, remove_unused_nodes
-from xl_export.graph.qdq import FORMATS, SHARES
+from xl_export.graph.qdq import CLIP_SHARES, FORMATS
 from xl_export.graph.quantise import (
     BLOCK,
     COLUMN_SCALES,
@@ -24,7 +24,7 @@ from xl_export.graph.quantise import (
     matrix_of,
 )
 
-HALF = 2.0**-10  # what float16 may change a value or its scale by, as a share of it
+FLOAT16_ERROR = 2.0**-10  # what float16 may change a value or its scale by, as a share of it
 ABSOLUTE_ERROR = 2.0**-16  # added for a scale so small that float16 has few bits for it
 
 
@@ -79,11 +79,13 @@ class _Rounded:
         with np.errstate(invalid="ignore"):
             near = (
                 np.abs(np.where(same, 0, self.array - exact))
-                <= 0.51 * self.steps + size * HALF + ABSOLUTE_ERROR
+                <= 0.51 * self.steps + size * FLOAT16_ERROR + ABSOLUTE_ERROR
             )
         if self.ends is not None:
             cut = self.array * exact >= 0
-            cut &= (size <= np.abs(exact) * (1 + HALF)) & (np.abs(exact) * min(SHARES) <= size * (1 + HALF))
+            cut &= (size <= np.abs(exact) * (1 + FLOAT16_ERROR)) & (
+                np.abs(exact) * min(CLIP_SHARES) <= size * (1 + FLOAT16_ERROR)
+            )
             near |= self.ends & cut
         if not (near | same).all():
             raise ArtefactError(

@@ -24,9 +24,11 @@ from runtimes.sessions.graph import GraphSession
 from runtimes.sessions.onnx_runtime import OrtSession
 from xl_export.artefact.quality import output_loss
 
-WRAPS = 3  # how many times the chained streams pass the whole ring
-ENOUGH = 4096  # tokens; if WRAPS needs more, the streams pass the ring once and a few segments more
-ROWS = 3  # the largest batch of the validation
+RING_PASSES = 3  # how many times the chained streams pass the whole ring
+MAX_PASS_TOKENS = (
+    4096  # tokens; if RING_PASSES needs more, the streams pass the ring once and a few segments more
+)
+MAX_ROWS = 3  # the largest batch of the validation
 # Nats; a mean difference of quantised answers beyond this, and beyond half of what log-probabilities vary by,
 # is not a rounding: the graph computes something else.
 ANOTHER_MODEL = 0.5
@@ -176,8 +178,8 @@ def _single_steps(spec: Spec, rows: int) -> list[tuple[int, int]]:
     T = spec.rule.segment
     if spec.fixed_rows:
         return [(spec.fixed_rows, count) for count in spec.fixed_tokens or (T,)]
-    most = ROWS if rows > 1 else 1
-    return [(min(batch, most), count) for batch, count in ((1, 1), (2, min(5, T)), (ROWS, T))]
+    most = MAX_ROWS if rows > 1 else 1
+    return [(min(batch, most), count) for batch, count in ((1, 1), (2, min(5, T)), (MAX_ROWS, T))]
 
 
 def check_lowered(
@@ -304,17 +306,17 @@ def _beyond_tolerances(spec: Spec, mine: AnyReference, theirs: AnyReference, wha
 def chained_segments(rule: MemoryRule, *, whole: bool = False, counts: Sequence[int] = ()) -> np.ndarray:
     """Returns segment lengths T, 1, 7, T, T, 3, … (int64) whose sum passes the end of the ring.
 
-    `WRAPS` and `ENOUGH` set how far. After the first round, a ring that is longer is filled with whole
-    segments until its end is near. No segment ends where the ring ends, so that some are written across its
-    end; this is not possible if T is 1 or there is no memory. whole: whether all
-    segments have T tokens. counts: of tokens, each of which some segment has.
+    `RING_PASSES` and `MAX_PASS_TOKENS` set how far. After the first round, a ring that is longer is filled
+    with whole segments until its end is near. No segment ends where the ring ends, so that some are written
+    across its end; this is not possible if T is 1 or there is no memory. whole: whether all segments have T
+    tokens. counts: of tokens, each of which some segment has.
     """
     T = rule.segment
     S = rule.slots
     if whole:
-        return np.full(min(WRAPS * S, max(ENOUGH, S)) // T + 3, T)
+        return np.full(min(RING_PASSES * S, max(MAX_PASS_TOKENS, S)) // T + 3, T)
     pattern = [min(length, T) for length in (T, 1, 7, T, T, 3, T, *counts)]
-    wanted = max(S + sum(pattern), min(WRAPS * S, ENOUGH))
+    wanted = max(S + sum(pattern), min(RING_PASSES * S, MAX_PASS_TOKENS))
     lengths: list[int] = []
     following = itertools.cycle(pattern)
     total = 0

@@ -34,7 +34,7 @@ from runtimes.sessions.onnx_runtime import OrtSession
 from xl_export.artefact.pack import pack
 from xl_export.artefact.quality import measure, measure_step
 from xl_export.artefact.validate import (
-    ROWS,
+    MAX_ROWS,
     AnyReference,
     Graphs,
     answers_of,
@@ -234,16 +234,16 @@ def refuse_if_too_large(spec: Spec) -> None:
     model = spec.model
     rule = spec.rule
     width = model.heads * model.head_dim
-    scores = ROWS * model.heads * rule.segment * rule.slots
-    logits = ROWS * rule.segment * model.vocab_size
+    scores = MAX_ROWS * model.heads * rule.segment * rule.slots
+    logits = MAX_ROWS * rule.segment * model.vocab_size
     # PyTorch holds the keys and values of one segment and of the one before it.
-    keys_and_values = 2 * ROWS * model.layers * rule.slots * width
+    keys_and_values = 2 * MAX_ROWS * model.layers * rule.slots * width
     tables = model.layers * (rule.position_rows + rule.slots) * width
     # The weights exist three times: as tensors, in the step graph and in the fused graph. Scores and logits
     # exist in several copies at once.
     num_bytes = (
         12 * model.parameters
-        + 2 * ROWS * spec.bytes_per_stream
+        + 2 * MAX_ROWS * spec.bytes_per_stream
         + 4 * (4 * scores + 4 * logits + 2 * keys_and_values + tables)
     )
     refuse_beyond_memory(

@@ -28,7 +28,7 @@ from runtimes.contract.vocabulary import VOCAB_FILES
 from runtimes.sessions.onnx_runtime import OrtSession
 from xl_export.artefact.validate import refuse_other_answers
 from xl_export.deployment import server_model
-from xl_export.deployment.server_config import CONFIG, SEQUENCES, server_config, session_config
+from xl_export.deployment.server_config import CONFIG, MAX_SEQUENCES, server_config, session_config
 from xl_export.deployment.server_graph import SequenceGraph, sequence_graph
 from xl_export.deployment.server_session import SequenceSession
 from xl_export.graph.ops import save_model
@@ -39,8 +39,8 @@ MODEL = "1/model.onnx"
 ENGINE = "1/model.plan"
 SESSION = "1/model.py"
 NAME = re.compile(r"[\w-][\w.-]{0,99}", re.ASCII)
-ROWS = 8  # the most streams in one batch on ONNX Runtime
-SESSION_ROWS = 32  # the same for a session
+MAX_BATCH_STREAMS = 8  # the most streams in one batch on ONNX Runtime
+MAX_SESSION_STREAMS = 32  # the same for a session
 MEMORY_BYTES = 1 << 30  # of all streams that a session keeps, if that many fit
 
 
@@ -68,7 +68,7 @@ def write_model(artefact: Path, repository: Path, *, force: bool = False) -> Pat
     """
     out = model_folder(artefact, repository, force=force)
     spec = load_spec(artefact)
-    most = 1 if "rows" in spec.without else ROWS
+    most = 1 if "rows" in spec.without else MAX_BATCH_STREAMS
     with atomic_folder(out, SERVER_MODEL, force=force, sources=[artefact]) as folder:
         (folder / MODEL).parent.mkdir()
         graph = write_sequence_graph(artefact, spec, folder / MODEL)
@@ -90,7 +90,7 @@ def write_session(artefact: Path, repository: Path, *, force: bool = False) -> P
             f"the artefact has {spec.form} memory for {spec.target}, and the server's Python backend needs "
             "memory that is written in place; export it with --memory ring, for onnxruntime or tensorrt."
         )
-    sequences = max(1, min(SEQUENCES, MEMORY_BYTES // spec.bytes_per_stream))
+    sequences = max(1, min(MAX_SEQUENCES, MEMORY_BYTES // spec.bytes_per_stream))
     with atomic_folder(out, SERVER_MODEL, force=force, sources=[artefact]) as folder:
         contents = folder / server_model.ARTEFACT
         contents.mkdir()
@@ -99,7 +99,7 @@ def write_session(artefact: Path, repository: Path, *, force: bool = False) -> P
         write_sampling(contents, read_sampling(artefact))
         (folder / SESSION).parent.mkdir()
         shutil.copyfile(Path(server_model.__file__), folder / SESSION)
-        config = session_config(spec, name=out.name, sequences=sequences, most_rows=SESSION_ROWS)
+        config = session_config(spec, name=out.name, sequences=sequences, most_rows=MAX_SESSION_STREAMS)
         (folder / CONFIG).write_text(config, encoding="utf-8")
     return out
 

@@ -15,7 +15,7 @@ from xl_export.deployment.server_graph import START, SequenceGraph
 
 Backend = Literal["onnxruntime", "tensorrt"]  # of a graph; a session is run by the backend "python"
 CONFIG = "config.pbtxt"
-SEQUENCES = 64  # streams that have their memory in the server at a time; more of them wait
+MAX_SEQUENCES = 64  # streams that have their memory in the server at a time; more of them wait
 IDLE_SECONDS = 600  # a stream that gets no request for so long is dropped
 
 
@@ -47,7 +47,7 @@ def server_config(
             "output": [_tensor(fact) for fact in graph.outputs],
             "sequence_batching": {
                 "max_sequence_idle_microseconds": IDLE_SECONDS * 1_000_000,
-                "oldest": {"max_candidate_sequences": SEQUENCES},
+                "oldest": {"max_candidate_sequences": MAX_SEQUENCES},
                 "control_input": [{"name": START, "control": [start]}],
                 "state": [_state(*pair) for pair in graph.states],
             },

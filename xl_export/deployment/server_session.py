@@ -16,7 +16,7 @@ from runtimes.sessions.graph import Arrays, GraphSession, Positions
 from runtimes.sessions.onnx_runtime import ON_THE_CPU, import_onnxruntime
 from xl_export.deployment.server_graph import START, SequenceGraph
 
-LEFT = 7  # the position that an earlier sequence left to one that begins
+EARLIER_POSITION = 7  # the position that an earlier sequence left to one that begins
 
 
 class SequenceSession(GraphSession):
@@ -44,7 +44,10 @@ class SequenceSession(GraphSession):
         first = inputs[POSITIONS][:, :1]
         starts = first == 0
         feed = {fact.name: inputs[fact.name] for fact in self._graph.inputs}
-        feed |= {START: starts.astype(np.int32), read_position.name: np.where(starts, LEFT, first)}
+        feed |= {
+            START: starts.astype(np.int32),
+            read_position.name: np.where(starts, EARLIER_POSITION, first),
+        }
         for fact, (read, _) in zip(self.spec.state, states, strict=True):
             feed[read.name] = np.asarray(memory.tensors[fact.name])
         names = [value.name for value in self._session.get_outputs()]

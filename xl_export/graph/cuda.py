@@ -13,7 +13,7 @@ from xl_export.graph.fused_cpu import ATTENTION, FusedStepGraph
 from xl_export.graph.memory import Group
 from xl_export.graph.persistent import persistent_constants
 
-WIDEST = 128  # heads of the kernels
+MAX_HEAD_WIDTH = 128  # heads of the kernels
 
 
 def refuse_unfit(spec: Spec, config: ModelConfig) -> None:
@@ -23,7 +23,8 @@ def refuse_unfit(spec: Spec, config: ModelConfig) -> None:
         f"memory is {spec.form}, expected ring": not spec.circular,
         f"the weights are stored as {spec.storage}, expected external": spec.storage != "external",
         f"memory is in {spec.memory_precision}, expected fp32 or fp16": spec.scaled_memory,
-        f"heads are {width} wide, expected a multiple of 4 up to {WIDEST}": width % 4 or width > WIDEST,
+        f"heads are {width} wide, expected a multiple of 4 up to {MAX_HEAD_WIDTH}": width % 4
+        or width > MAX_HEAD_WIDTH,
         "the spans have an epsilon, expected none": config.span is not None and config.span.epsilon,
     }
     for fault, holds in faults.items():

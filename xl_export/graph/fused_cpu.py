@@ -38,7 +38,7 @@ MATRICES = {
     PRODUCT: {1: (2, 3)},
     ROWS: {1: (2, 3)},
 }
-LARGEST = 10_000_000  # parameters of a model whose layers are one node each
+MAX_LAYER_NODE_PARAMETERS = 10_000_000  # parameters of a model whose layers are one node each
 
 
 def takes(spec: Spec) -> bool:
@@ -64,7 +64,7 @@ class FusedStepGraph(StepGraph):
 
     @property
     def small(self) -> bool:
-        return self.spec.model.parameters <= LARGEST
+        return self.spec.model.parameters <= MAX_LAYER_NODE_PARAMETERS
 
     def block(self, layer: int, x: ir.Value, groups: list[Group], present: list[ir.Value]) -> ir.Value:
         config = self.config

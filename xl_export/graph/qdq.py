@@ -22,11 +22,11 @@ import onnx_ir as ir
 from runtimes.base.errors import ConfigError
 from runtimes.contract.precision import Precision
 from xl_export.graph.ops import constant, remove_unused_nodes
-from xl_export.graph.quantise import SMALL
+from xl_export.graph.quantise import MIN_VALUES
 
-BLOCKS = (128, 64, 32, 16)  # rows that share a scale, the first that divides K; TensorRT takes no others
+BLOCK_SIZES = (128, 64, 32, 16)  # rows that share a scale, the first that divides K; TensorRT takes no others
 # Of the largest value; a smaller scale cuts it off and rounds the rest less.
-SHARES = (1.0, 0.95, 0.9, 0.85, 0.8)
+CLIP_SHARES = (1.0, 0.95, 0.9, 0.85, 0.8)
 MIN_SCALE = np.finfo(np.float16).smallest_subnormal  # a scale is stored in float16
 PREFIX = "blocks."  # of the names of the layers' matrices
 
@@ -37,7 +37,7 @@ class Format:
 
     dtype: ir.DataType
     largest: float  # the largest of them
-    in_blocks: bool = False  # see `BLOCKS`
+    in_blocks: bool = False  # see `BLOCK_SIZES`
 
 
 FORMATS: dict[Precision, Format] = {
@@ -63,7 +63,7 @@ def dequantised(model: ir.Model, precision: Precision) -> ir.Model:
         node.replace_input_with(1, made[name])
     if not made:
         raise ConfigError(
-            f"--precision is {precision}, and no layer of the model has a matrix of at least {SMALL} "
+            f"--precision is {precision}, and no layer of the model has a matrix of at least {MIN_VALUES} "
             "values; give --precision fp16."
         )
     remove_unused_nodes(model)
@@ -73,7 +73,7 @@ def dequantised(model: ir.Model, precision: Precision) -> ir.Model:
 def quantised(matrix: np.ndarray, chosen: Format, block: int | None) -> tuple[np.ndarray, np.ndarray]:
     """Returns a matrix [K, N] in fewer bits, and its scales float32 [K / block, N], or [N] without blocks.
 
-    The scales are float16 values. Of `SHARES` each has the one with the least squared error.
+    The scales are float16 values. Of `CLIP_SHARES` each has the one with the least squared error.
     """
     rows = len(matrix) if block is None else block
     blocks = matrix.astype(np.float32).reshape(-1, rows, matrix.shape[1])
@@ -81,7 +81,7 @@ def quantised(matrix: np.ndarray, chosen: Format, block: int | None) -> tuple[np
     scales = np.ones_like(highest)
     values = np.zeros_like(blocks)
     least = np.full_like(highest, np.inf)
-    for share in SHARES:
+    for share in CLIP_SHARES:
         tried = np.maximum((share * highest / chosen.largest).astype(np.float16), MIN_SCALE).astype(
             np.float32
         )
@@ -101,7 +101,7 @@ def _matrix(node: ir.Node) -> ir.Value | None:
     tensor = None if value is None else value.const_value
     if value is None or tensor is None or not str(value.name).startswith(PREFIX):
         return None
-    return value if len(tensor.shape) == 2 and tensor.size >= SMALL else None
+    return value if len(tensor.shape) == 2 and tensor.size >= MIN_VALUES else None
 
 
 def _stored(
@@ -123,10 +123,10 @@ def _stored(
 
 
 def _block(rows: int, name: str, precision: Precision) -> int:
-    for block in BLOCKS:
+    for block in BLOCK_SIZES:
         if rows % block == 0:
             return block
     raise ConfigError(
-        f"--precision is {precision}, and {name} has {rows} rows, which is no multiple of {BLOCKS[-1]}; give "
-        "--precision int8."
+        f"--precision is {precision}, and {name} has {rows} rows, which is no multiple of {BLOCK_SIZES[-1]}; "
+        "give --precision int8."
     )

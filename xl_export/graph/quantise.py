@@ -31,8 +31,10 @@ from xl_export.graph.fused_cpu import SCALES_OF, matrices_of, reads_tables
 from xl_export.graph.ops import constant, remove_unused_nodes
 
 BLOCK = 32  # values that share a scale
-LEVEL = 4  # activations in int8; level 0 multiplies in fp32 and is a hundred times slower with 8 bits
-SMALL = 1024  # values; constants with fewer are not changed
+ACCURACY_LEVEL = (
+    4  # activations in int8; level 0 multiplies in fp32 and is a hundred times slower with 8 bits
+)
+MIN_VALUES = 1024  # values; constants with fewer are not changed
 MICROSOFT = "com.microsoft"
 # The ends of the names of scales that stay in float32: they may be too small for half precision.
 SCALES = ".table_scales"
@@ -51,7 +53,7 @@ def lowered(model: ir.Model, precision: Precision) -> ir.Model:
 
 
 def halve(model: ir.Model) -> None:
-    """Stores every float32 constant of at least `SMALL` values in float16.
+    """Stores every float32 constant of at least `MIN_VALUES` values in float16.
 
     A Cast follows each of them, which ONNX Runtime computes once, when it loads the graph. The fused operator
     reads position tables and persistent vectors in float16, so they need no Cast.
@@ -59,7 +61,7 @@ def halve(model: ir.Model) -> None:
     graph = model.graph
     for name, value in list(graph.initializers.items()):
         array = _floats(value)
-        if array is None or array.size < SMALL or name.endswith((SCALES, COLUMN_SCALES)):
+        if array is None or array.size < MIN_VALUES or name.endswith((SCALES, COLUMN_SCALES)):
             continue
         _replace_constant(graph, value, constant(graph, f"{name}.fp16", _half(array)))
 
@@ -111,7 +113,7 @@ def _replace(graph: ir.Graph, node: ir.Node, new: list[ir.Node]) -> None:
 
 
 def store_tables_in_bytes(model: ir.Model) -> None:
-    """Stores position tables and persistent vectors of at least `SMALL` values in int8, with float32 scales.
+    """Stores position tables and persistent vectors of at least `MIN_VALUES` in int8, with float32 scales.
 
     A column of a table [h, K, R], which is one distance or key, or a value of [h, N, K] has one scale.
     """
@@ -119,7 +121,7 @@ def store_tables_in_bytes(model: ir.Model) -> None:
     for name, value in list(graph.initializers.items()):
         array = _floats(value)
         axis = _summed_axis(name)
-        if array is None or axis is None or array.size < SMALL:
+        if array is None or axis is None or array.size < MIN_VALUES:
             continue
         bytes_, scales = in_bytes(array, axis)
         stored = constant(graph, f"{name}.int8", bytes_)
@@ -277,7 +279,7 @@ def _matrix(value: ir.Value | None, *, turned: bool) -> Matrix | None:
 
 def _multiplied(graph: ir.Graph, node: ir.Node, matrix: Matrix, bits: int) -> list[ir.Node]:
     K, N = matrix.array.shape
-    attributes = {"K": K, "N": N, "bits": bits, "block_size": BLOCK, "accuracy_level": LEVEL}
+    attributes = {"K": K, "N": N, "bits": bits, "block_size": BLOCK, "accuracy_level": ACCURACY_LEVEL}
     made = [
         ir.node("MatMulNBits", [node.inputs[0], *matrix.stored(graph, bits)], attributes, domain=MICROSOFT)
     ]

@@ -25,10 +25,10 @@ from xl_export.importers.pickle.tensors import read_npz_tensors
 PARTS = re.compile(r"(.+)\.(index|meta|data-\d+-of-\d+)", re.DOTALL)
 STATE = "checkpoint"
 NEWEST = re.compile(rb'\s*model_checkpoint_path:\s*"([^"\n]+)"')
-# The process may need SECONDS to start, and then the time to read its file at this rate.
-SECONDS = 300
+# The process may need START_SECONDS to start, and then the time to read its file at this rate.
+START_SECONDS = 300
 BYTES_PER_SECOND = 5_000_000
-GROWTH = 4  # variables may be compressed, up to this factor
+MAX_UNPACKED_RATIO = 4  # variables may be compressed, up to this factor
 EXTRA_BYTES = 1 << 20
 STATE_BYTES = 1 << 16
 # Python puts the current folder first on the module path, and would execute an untrusted numpy.py there.
@@ -96,8 +96,8 @@ def _run_child(prefix: Path, out: Path, size: int) -> None:
     """Lets a process write the variables; raises ArtefactError if it fails or takes too long."""
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     environment = os.environ | quiet | {"PYTHONPATH": os.pathsep.join(_module_path())}
-    limit = GROWTH * size + EXTRA_BYTES
-    seconds = SECONDS + size / BYTES_PER_SECOND
+    limit = MAX_UNPACKED_RATIO * size + EXTRA_BYTES
+    seconds = START_SECONDS + size / BYTES_PER_SECOND
     command = [sys.executable, "-c", PROGRAM, str(prefix.absolute()), str(out), str(limit)]
     reason = "it took too long"
     try:

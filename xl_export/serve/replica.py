@@ -41,7 +41,7 @@ from xl_export.serve.http.openai.plan import SamplingFields, sampling_params_of
 from xl_export.serve.http.streams.documents import ElsewhereError
 from xl_export.serve.streams.database import Database, Stream
 
-FILES = 64  # the databases of a folder; the number never changes, however many replicas there are
+DATABASE_FILES = 64  # the databases of a folder; the number never changes, however many replicas there are
 NAME = re.compile(r"[\w-]{1,128}", re.ASCII)
 MOST_TOKENS = 1 << 16  # of a request
 BODY_BYTES = 1 << 22
@@ -132,7 +132,7 @@ class SharedStreams:
         return stream is not None
 
     def _database(self, name: str) -> Database:
-        number = zlib.crc32(name.encode()) % FILES
+        number = zlib.crc32(name.encode()) % DATABASE_FILES
         with self._lock:
             if number not in self._databases:
                 self._databases[number] = Database(self._folder, f"streams-{number:02}.sqlite", shared=True)

@@ -30,7 +30,7 @@ from runtimes.contract.vocabulary.base import (
 
 Library = Literal["tokenizers", "sentencepiece"]
 FILES: dict[Library, str] = {"tokenizers": "tokenizer.json", "sentencepiece": "tokenizer.model"}
-PIECE = 1 << 18  # characters of a text that the library encodes at a time
+PIECE_CHARACTERS = 1 << 18  # characters of a text that the library encodes at a time
 # `tokenizers` encodes a shorter text faster by itself than as a batch of one. It then holds Python's lock
 # throughout; for a batch it releases the lock.
 MIN_BATCHED_CHARS = 1 << 10
@@ -74,8 +74,8 @@ class SubwordVocab:
     content: the bytes of that file. size: the model's number of tokens, at least that of the file; the
     file's own when None. special: which tokens have a meaning of their own, as the file says when None.
 
-    The ids are the library's, without tokens that it would add in front or at the end. A text longer than
-    `PIECE` characters is encoded in pieces that end at the end of a line, so that memory stays bounded; a
+    The ids are the library's, without tokens that it would add in front or at the end. A text of more
+    than `PIECE_CHARACTERS` is encoded in pieces that end at the end of a line, which bounds the memory; a
     library that puts a blank before a text also puts one before each piece.
     Text is text: `</s>` in it never becomes a token that the file marks as special (`"special": true` in a
     `tokenizer.json`, control and unknown tokens in a `.model`); `transformers` calls this
@@ -198,16 +198,16 @@ class _SubwordDecoder:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """The text in pieces that end at the end of a line, or else before a blank, or else after `PIECE`
-    characters.
+    """The text in pieces that end at the end of a line, or else before a blank, or else after
+    `PIECE_CHARACTERS`.
 
     What follows a text only changes its last piece, so a long text can be cut while it is read.
     """
     at = 0
-    while len(text) - at > PIECE:
-        ends = [match.end() for match in LINE_END.finditer(text, at + 1, at + PIECE)]
-        end = ends[-1] if ends else text.rfind(" ", at + 1, at + PIECE)
-        end = end if end > 0 else at + PIECE
+    while len(text) - at > PIECE_CHARACTERS:
+        ends = [match.end() for match in LINE_END.finditer(text, at + 1, at + PIECE_CHARACTERS)]
+        end = ends[-1] if ends else text.rfind(" ", at + 1, at + PIECE_CHARACTERS)
+        end = end if end > 0 else at + PIECE_CHARACTERS
         yield text[at:end]
         at = end
     yield text[at:]

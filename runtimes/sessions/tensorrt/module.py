@@ -11,7 +11,7 @@ from runtimes.contract.engine import NAMES, PACKAGES, Flavour
 
 # The first TensorRT that writes memory in place, and in which a node says whether its plugin or its function
 # body is used. The ONNX Attention operator came in 10.14.
-OLDEST = (10, 15)
+OLDEST_RELEASE = (10, 15)
 
 
 def load_tensorrt(flavour: Flavour) -> Any:
@@ -28,11 +28,11 @@ def load_tensorrt(flavour: Flavour) -> Any:
         raise MissingPackageError(
             f"{name} is not installed and this step needs it; run {_install(flavour)}."
         ) from error
-    if flavour == "tensorrt" and tuple(int(part) for part in trt.__version__.split(".")[:2]) < OLDEST:
+    if flavour == "tensorrt" and tuple(int(part) for part in trt.__version__.split(".")[:2]) < OLDEST_RELEASE:
         raise MissingPackageError(
-            f"TensorRT {trt.__version__} is installed and {'.'.join(map(str, OLDEST))} or newer is needed; "
-            f"run {_install(flavour)}; on a Jetson that is JetPack 7.2.2 or newer, and on JetPack 6 run the "
-            "artefact with ONNX Runtime."
+            f"TensorRT {trt.__version__} is installed and {'.'.join(map(str, OLDEST_RELEASE))} or newer is "
+            f"needed; run {_install(flavour)}; on a Jetson that is JetPack 7.2.2 or newer, and on JetPack 6 "
+            "run the artefact with ONNX Runtime."
         )
     return trt
 

@@ -218,7 +218,7 @@ def test_the_first_line_decides_and_format_overrides(words: Path) -> None:
 
 
 def test_a_line_has_a_limit_and_empty_lines_are_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtimes.base.text.LONGEST_LINE", 8)
+    monkeypatch.setattr("runtimes.base.text.MAX_LINE_BYTES", 8)
     assert list(byte_lines(io.BytesIO(b"1234567\n12345678"), "")) == [b"1234567\n", b"12345678"]
     with pytest.raises(TextError, match="line 2 of f has more than 8 bytes; give each text a line"):
         list(byte_lines(io.BytesIO(b"\n" + b"1" * 9), "f"))

@@ -136,7 +136,7 @@ def test_damaged_arrays_and_arrays_of_other_types_are_refused(tmp_path: Path) ->
 def test_numbers_are_whole_wherever_a_block_ends(
     block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(id_files, "TEXT_BLOCK", block)
+    monkeypatch.setattr(id_files, "TEXT_BLOCK_BYTES", block)
     path, seen = written(tmp_path / "a.txt", b"123 45,6\n7890 1"), []
     assert np.concatenate(list(number_blocks(path, tick=seen.append))).tolist() == [123, 45, 6, 7890, 1]
     assert sum(seen) == path.stat().st_size

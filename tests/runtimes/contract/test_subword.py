@@ -158,7 +158,7 @@ def test_a_long_text_is_encoded_in_pieces_that_end_lines(
 ) -> None:
     vocab = vocab_from_file(trained(kind, tmp_path))
     whole = vocab.encode(TEXT)
-    monkeypatch.setattr(module, "PIECE", 100)
+    monkeypatch.setattr(module, "PIECE_CHARACTERS", 100)
     assert list(module.pieces("a" * 60 + " " + "b" * 60 + "c" * 60)) == [
         "a" * 60,
         " " + "b" * 60 + "c" * 39,

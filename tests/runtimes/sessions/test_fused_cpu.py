@@ -52,7 +52,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(params=NODES)
 def nodes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "attention":
-        monkeypatch.setattr("xl_export.graph.fused_cpu.LARGEST", 0)
+        monkeypatch.setattr("xl_export.graph.fused_cpu.MAX_LAYER_NODE_PARAMETERS", 0)
 
 
 # Spans of 6 and 26 tokens: the softmax ends at distance 64, which a segment of 100 tokens sees past.

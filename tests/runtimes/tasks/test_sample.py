@@ -10,7 +10,7 @@ import pytest
 
 from runtimes.base.errors import UserError
 from runtimes.contract.sampling import Sampler
-from runtimes.tasks.sample import AT_ONCE, CELLS, Draw, numbers, penalties_of
+from runtimes.tasks.sample import LOGITS_PER_DRAW, RANDOM_BATCH, Draw, numbers, penalties_of
 from tests.sampling import make_cases, read_cases
 
 LOGITS = np.array([0.5, 2.0, -1.0, 2.0, 1.5, -3.0], np.float32)
@@ -29,7 +29,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def test_a_row_draws_with_numbers_that_are_made_one_by_one() -> None:
-    count = 2 * AT_ONCE + 1
+    count = 2 * RANDOM_BATCH + 1
     chance = np.random.default_rng([3, 1])
     assert list(itertools.islice(numbers(3, 1), count)) == [chance.random() for _ in range(count)]
 
@@ -72,7 +72,7 @@ def test_a_row_draws_the_same_alone_and_in_a_batch(size: int) -> None:
         ]
         assert together.tolist() == alone
         assert np.array_equal(logits, kept)
-    assert CELLS < 24 * 5000, "the largest batches are drawn in parts"
+    assert LOGITS_PER_DRAW < 24 * 5000, "the largest batches are drawn in parts"
 
 
 def any_sampler(chance: np.random.Generator) -> Sampler:

@@ -17,7 +17,7 @@ from runtimes.contract.rule import MemoryRule
 from runtimes.contract.vocabulary import (
     WordVocab,
 )
-from runtimes.tasks.score_texts import STEP, BatchLimits, make_batches
+from runtimes.tasks.score_texts import STEP_TOKENS, BatchLimits, make_batches
 from tests.architectures import ARCHITECTURES
 from tests.nightly import every
 from tests.runtimes.tasks.independent_texts import SIZE, Counting, same_as_alone, some_texts
@@ -221,7 +221,7 @@ def test_scores_that_are_not_numbers_name_the_text() -> None:
 
 
 def naive_cost(batches: list[list[int]], segment: int) -> int:
-    return sum(len(rows) * max(rows) + STEP * -(-max(rows) // segment) for rows in batches)
+    return sum(len(rows) * max(rows) + STEP_TOKENS * -(-max(rows) // segment) for rows in batches)
 
 
 @settings(max_examples=40)

@@ -136,7 +136,7 @@ def test_short_steps_leave_one_cpu_to_the_event_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(opening, "has_short_steps", lambda session: short)
-    monkeypatch.setattr(opening, "SMALL", small)
+    monkeypatch.setattr(opening, "MAX_SHORT_STEP_BYTES", small)
     monkeypatch.setattr(opening, "available_cpus", lambda: cpus)
     assert source(artefacts["ring"], threads=given).open_session()[1] == expected[-1]
     assert [threads for threads, _ in opened] == expected

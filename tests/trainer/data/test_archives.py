@@ -136,7 +136,7 @@ COMPRESS = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
 def test_a_compressed_single_file_is_unpacked(
     form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.data.archives.BLOCK", BLOCK)  # several blocks
+    monkeypatch.setattr("trainer.data.archives.BLOCK_BYTES", BLOCK)  # several blocks
     text = random.Random(0).randbytes(3 * BLOCK // 4).hex().encode()
     path = tmp_path / f"enwik8.part.{form}"
     path.write_bytes(COMPRESS[form](text[:BLOCK]) + COMPRESS[form](text[BLOCK:]))  # two streams are one file

@@ -139,7 +139,7 @@ def test_words_come_back_however_a_file_is_cut(lines: list[str], block: int, tmp
     folder, text = tmp_path_factory.mktemp("words"), "\n".join(lines) + "\n"
     source = make_folder(folder / "in", {f"ptb.{part}.txt": text.encode() for part in SPLITS})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer.data.published, "BLOCK", block)
+        patch.setattr(trainer.data.published, "BLOCK_BYTES", block)
         facts = prepare("penn-treebank", source, folder / "out", unverified=True)
     dataset = open_dataset(folder / "out")
     assert texts(dataset) == dict.fromkeys(SPLITS, text.replace("<eos>", "\n"))
@@ -248,7 +248,7 @@ def test_files_that_are_no_corpus_are_refused(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(trainer.data.published, "BLOCK", 4)
+    monkeypatch.setattr(trainer.data.published, "BLOCK_BYTES", 4)
     monkeypatch.setattr(trainer.data.text, "MOST_WORDS", 50)
     (tmp_path / "in").mkdir()
     refused(prepared, name, make_folder(tmp_path / "in", files), words)

@@ -84,7 +84,7 @@ def test_an_altered_vocabulary_is_refused(dataset: Path) -> None:
 def test_an_id_outside_the_vocabulary_is_refused(
     at: int, dataset: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.data.dataset.CHECKED", 4)
+    monkeypatch.setattr("trainer.data.dataset.IDS_PER_CHECK", 4)
     ids = bytearray((dataset / "train.bin").read_bytes())
     ids[at] = open_dataset(dataset).vocab.size
     (dataset / "train.bin").write_bytes(ids)

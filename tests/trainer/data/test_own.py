@@ -58,7 +58,7 @@ def text(folder: Path, train: str, *, vocab: str | Path, documents: Documents = 
 
 
 def test_files_of_ids_follow_one_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.data.own_ids.CHECKED", 2)  # several blocks
+    monkeypatch.setattr("trainer.data.own_ids.IDS_PER_CHECK", 2)  # several blocks
     first = write(tmp_path / "a.npy", np.array([3, 4, 5], np.int64))
     second = write(tmp_path / "b.bin", np.array([6, 7], "<u4").tobytes())
     dataset = ids(tmp_path, first, second, dtype="uint32")
@@ -89,7 +89,7 @@ def test_documents_end_with_their_token_once(tmp_path: Path) -> None:
 def test_what_is_wrong_with_ids_is_told(
     name: str, content: str | np.ndarray, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.data.own_ids.CHECKED", 1)  # one block for each id
+    monkeypatch.setattr("trainer.data.own_ids.IDS_PER_CHECK", 1)  # one block for each id
     with pytest.raises(TextError, match=words):
         ids(tmp_path, write(tmp_path / name, content), end=0)
     assert not (tmp_path / "out").exists()
@@ -156,8 +156,8 @@ def test_an_unknown_id_is_never_written_as_another(tmp_path: Path) -> None:
 def test_blocks_of_a_text_have_its_ids(
     vocab: str, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(published, "BLOCK", 7)  # cuts words, lines and characters
-    monkeypatch.setattr("runtimes.contract.vocabulary.subword.PIECE", 100)
+    monkeypatch.setattr(published, "BLOCK_BYTES", 7)  # cuts words, lines and characters
+    monkeypatch.setattr("runtimes.contract.vocabulary.subword.PIECE_CHARACTERS", 100)
     dataset = text(tmp_path, SOME, vocab=tokenizer if vocab == "subword" else vocab)
     whole = dataset.vocab.encode(SOME).tolist()
     end = [2] if vocab == "subword" else []
@@ -211,7 +211,7 @@ def test_texts_that_cannot_be_used_are_refused(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(published, "BLOCK", 4)
+    monkeypatch.setattr(published, "BLOCK_BYTES", 4)
     path = write(tmp_path / "a.txt", content)
     with pytest.raises(UserError, match=words):
         prepare_text(OwnFiles(train=[path]), tmp_path / "out", vocab=vocab, documents=documents)
@@ -317,7 +317,7 @@ def tokens_command(folder: Path, *train: object, size: int = 60) -> list[object]
 def test_a_text_file_of_numbers_is_one_stream(
     end: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtimes.contract.id_files.TEXT_BLOCK", 5)  # several blocks
+    monkeypatch.setattr("runtimes.contract.id_files.TEXT_BLOCK_BYTES", 5)  # several blocks
     stream = [1 + i % 59 for i in range(100)]
     lines = [" ".join(map(str, stream[at : at + 7])) for at in range(0, 100, 7)]
     (tmp_path / "lines.txt").write_text("\n".join(lines))

@@ -92,7 +92,7 @@ def test_fast_attention_equals_naive_in_values_and_all_gradients(
     kind: str, sizes: tuple[int, int, int, int, int], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In pieces of one lane and about two queries, and in the form for devices and compilers."""
-    monkeypatch.setattr(blocked, "BLOCK", 2)
+    monkeypatch.setattr(blocked, "BLOCK_QUERIES", 2)
     monkeypatch.setattr(blocked, "GROUP_BYTES", 1)
     B, T, M, _, _ = sizes
     visible = visibility(MemoryRule(mem_len=M, segment=T, **options), [0, 2, 3 * M + 1][:B], T)
@@ -167,7 +167,7 @@ def test_window_and_epsilon_agree_in_both_forms(kind: str) -> None:
 
 def test_gradients_in_bf16_are_summed_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every key gets a gradient from each of 48 pieces. A sum in bf16 would be rounded 48 times."""
-    monkeypatch.setattr(blocked, "BLOCK", 2)
+    monkeypatch.setattr(blocked, "BLOCK_QUERIES", 2)
     given = inputs(1, 96, 0, 2, 8, "absolute")
     visible = torch.ones(1, 96, 96, dtype=torch.bool)
     errors = {}

@@ -49,7 +49,7 @@ def test_a_training_step_takes_its_memory_from_the_process() -> None:
     assert float(answer.stdout) < 300
 
 
-@pytest.mark.parametrize("name", allocator.CHOSEN)
+@pytest.mark.parametrize("name", allocator.USER_VARIABLES)
 def test_what_the_user_has_chosen_for_memory_stays(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allocator.ctypes, "CDLL", lambda _: pytest.fail("it was changed"))
     monkeypatch.setenv(name, "1")

@@ -97,7 +97,7 @@ def test_text_and_library_decide_the_vocabulary(
 def test_train_plans_a_text_without_a_configuration(
     text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planning, "MEASURED", 0.01)
+    monkeypatch.setattr(planning, "MEASURING_SECONDS", 0.01)
     result = xl(f"train --text {text_file} --minutes 0.1 --set steps=4 --out {tmp_path}/run")
     assert result.exit_code == 0, result.output
     assert "The plan: characters as tokens; 2 layers of 64" in result.stdout

@@ -99,7 +99,7 @@ def test_more_than_a_file_can_hold_is_refused(
         UserError, match=r"2,400,000,000 bytes, and one file with both has at most 2,130,706,432"
     ):
         refuse_other_storage("single-file", "onnxruntime", 600_000_000, "fp32")
-    monkeypatch.setattr(packing, "LARGEST", 10_000)
+    monkeypatch.setattr(packing, "MAX_FILE_BYTES", 10_000)
     for storage in FILES:
         with pytest.raises(UserError, match=f"leave out --{storage}, or give a --precision"):
             export(run, tmp_path / "out", storage=storage, precision="int8")  # type: ignore[arg-type]

@@ -33,7 +33,7 @@ M = 16  # of the shared run, whose ring has 24 slots
 def around(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both lengths of chained streams: that of small memories and that of large ones."""
     if request.param == "once around":
-        monkeypatch.setattr(validate, "ENOUGH", 0)
+        monkeypatch.setattr(validate, "MAX_PASS_TOKENS", 0)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
@@ -45,10 +45,10 @@ def test_chained_segments_are_written_across_the_end_of_the_ring(rule: MemoryRul
     after = set(segments[ends > rule.slots].tolist())
     assert after >= {T, 1, min(7, T)}
     assert total > rule.slots + T
-    assert total > validate.WRAPS * rule.slots or total > validate.ENOUGH
+    assert total > validate.RING_PASSES * rule.slots or total > validate.MAX_PASS_TOKENS
     assert (
-        total < validate.WRAPS * rule.slots + 5 * T + 20
-        or total < max(validate.ENOUGH, rule.slots) + 10 * T + 20
+        total < validate.RING_PASSES * rule.slots + 5 * T + 20
+        or total < max(validate.MAX_PASS_TOKENS, rule.slots) + 10 * T + 20
     )
     if T > 1 and rule.mem_len:
         assert not (ends % rule.slots == 0).any()

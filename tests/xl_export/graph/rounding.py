@@ -13,7 +13,7 @@ from runtimes.contract.precision import PRESETS, Precision
 from runtimes.contract.spec import Spec
 from runtimes.contract.tensors import head_groups
 from trainer.model.model import LanguageModel
-from xl_export.graph.quantise import BLOCK, SMALL
+from xl_export.graph.quantise import BLOCK, MIN_VALUES
 
 
 def rounded(model: LanguageModel, precision: Precision, spec: Spec) -> LanguageModel:
@@ -48,7 +48,7 @@ def rounded(model: LanguageModel, precision: Precision, spec: Spec) -> LanguageM
             and array.shape[axis] >= BLOCK
         ):
             array = in_columns(array, axis)
-        elif precision != "fp32" and array.size >= SMALL and "positions.project" not in name:
+        elif precision != "fp32" and array.size >= MIN_VALUES and "positions.project" not in name:
             scale = np.float32(
                 spec.model.head_dim**-0.5 if name.endswith(".query.weight") else 1
             )  # folded into the graph's

@@ -66,7 +66,7 @@ def truth(runs: Callable[[str], Run], tokens: np.ndarray) -> Truth:
         spec = make_spec(run, run.config.evaluation, "hidden", "onnxruntime", "fp32", "fp32")
         with pytest.MonkeyPatch.context() as patch:
             if precision == "int8-stored":  # see the test below
-                patch.setattr(rounding, "SMALL", 1 << 30)
+                patch.setattr(rounding, "MIN_VALUES", 1 << 30)
             model = rounded(run.model, precision, spec)
         session = TorchSession(model, run.vocab, spec.rule, weights=precision)
         return answers_with_padding(session, tokens)
@@ -88,7 +88,7 @@ def test_a_preset_computes_what_its_rounded_weights_do(
     run, exact = runs(kind), truth(kind, "fp32")
     spec = make_spec(run, run.config.evaluation, form, "onnxruntime", precision, memory)
     if precision == "int8-stored":  # then only matrices are stored in bytes, which `rounded` rounds exactly
-        monkeypatch.setattr(quantise, "SMALL", 1 << 30)
+        monkeypatch.setattr(quantise, "MIN_VALUES", 1 << 30)
     answer = answers_with_padding(write_graphs(spec, tmp_path, run, "plugin")[GRAPH], tokens)
     difference = np.abs(answer - truth(kind, precision))
     if precision in QUANTISED:

@@ -52,7 +52,7 @@ def test_weights_with_a_wrong_scale_are_never_written(
     with pytest.MonkeyPatch.context() as patch:
         if wrong == "a scale":
             patch.setattr(presets, "quantised", blocks)
-        patch.setattr(presets, "SMALL", 64)  # so that the tables of a small run are stored in bytes
+        patch.setattr(presets, "MIN_VALUES", 64)  # so that the tables of a small run are stored in bytes
         patch.setattr(presets, "in_bytes", columns)
         with pytest.raises(ArtefactError, match="with values that are not its own, rounded; nothing was"):
             export(calm_run("transformer-xl"), tmp_path / "artefact", precision=precision)

@@ -17,7 +17,7 @@ from runtimes.base.errors import ConfigError, TextError, UserError
 from runtimes.cli.lines import read_texts
 from runtimes.cli.score import Totals
 from runtimes.tasks.evaluate import checked_lanes
-from runtimes.tasks.score_texts import WINDOW
+from runtimes.tasks.score_texts import WINDOW_TOKENS
 from tests.commands import refused, xl
 from xl_export.offline import score
 from xl_export.offline.cluster import Unit, facts_of, open_same
@@ -55,7 +55,7 @@ def test_lines_and_totals_are_those_of_the_command(tmp_path: Path) -> None:
     texts = [f"abc de{'h' * (number % 7)}" for number in range(40)]
     (tmp_path / "corpus").write_text("\n".join(texts))
     alone = xl("score", ARTEFACT, "--input", tmp_path / "corpus", "--json", "--threads", "1")
-    options = ScoreOptions(window=WINDOW, as_json=True, block_bytes=64)
+    options = ScoreOptions(window=WINDOW_TOKENS, as_json=True, block_bytes=64)
     facts = facts_of(str(ARTEFACT), "cpu", 1)
     work, totals, lines = ScoreBlock(str(ARTEFACT), "cpu", 1, facts, asdict(options)), Totals(None), []
     blocks = numbered([blocks_of(str(tmp_path / "corpus"), None, options.block_bytes)])
@@ -137,7 +137,7 @@ def scored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., byt
             model,
             str(corpus),
             tmp_path / "out",
-            options=ScoreOptions(window=WINDOW, as_json=True, block_bytes=8),
+            options=ScoreOptions(window=WINDOW_TOKENS, as_json=True, block_bytes=8),
             work=tmp_path / "work",
             actors=1,
             threads=1,
@@ -196,7 +196,7 @@ def test_a_date_in_parquet_is_an_id_as_text(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     file = str(tmp_path / "a.parquet")
     parquet.write_table(arrow.table({"text": ["abc"], "id": [datetime.date(2020, 1, 2)]}), file)
-    options = ScoreOptions(window=WINDOW, as_json=True)
+    options = ScoreOptions(window=WINDOW_TOKENS, as_json=True)
     work = ScoreBlock(str(ARTEFACT), "cpu", 1, facts_of(str(ARTEFACT), "cpu", 1), asdict(options))
     [block] = numbered([blocks_of(file, None, 1)])
     assert json.loads(work(json.dumps(asdict(block))).splitlines()[1])["id"] == "2020-01-02"
@@ -209,7 +209,7 @@ def test_an_actor_with_another_model_or_device_computes_nothing(fact: str, sente
     facts = facts_of(str(ARTEFACT), "cpu", 1)
     assert open_same(str(ARTEFACT), "cpu", 1, facts).identity == facts["model"]
     other = facts | {fact: "another"}
-    options = asdict(ScoreOptions(window=WINDOW))
+    options = asdict(ScoreOptions(window=WINDOW_TOKENS))
     rule = runtimes.open_session(ARTEFACT, device="cpu").rule
     for actor in (
         lambda: ScoreBlock(str(ARTEFACT), "cpu", 1, other, options),

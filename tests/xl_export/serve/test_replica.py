@@ -274,4 +274,4 @@ def test_names_are_spread_over_a_fixed_number_of_files(session: runtimes.Session
     with replica(session, tmp_path) as one:
         in_thread(begin(one))
     assert streams_in(tmp_path) == sorted(names)
-    assert 1 < len(list(tmp_path.glob("streams-*.sqlite"))) <= replica_module.FILES
+    assert 1 < len(list(tmp_path.glob("streams-*.sqlite"))) <= replica_module.DATABASE_FILES

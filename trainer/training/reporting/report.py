@@ -24,8 +24,8 @@ from trainer.training.reporting.journal import Journal
 from trainer.training.reporting.utilisation import multiply_adds_per_token, peak_multiply_adds
 from trainer.training.state import Step, Training
 
-BAR_EVERY = 0.5  # seconds between two losses on the progress bar
-LINE_EVERY = 10.0  # seconds between two lines where there is no terminal to draw a bar on
+BAR_SECONDS = 0.5  # seconds between two losses on the progress bar
+LINE_SECONDS = 10.0  # seconds between two lines where there is no terminal to draw a bar on
 
 
 class Pace:
@@ -124,14 +124,14 @@ class Report:
         last = result.number == self.config.steps
         now = time.monotonic()
         waited = now - self._shown
-        if self.bar.disable is False and (waited >= BAR_EVERY or last):
+        if self.bar.disable is False and (waited >= BAR_SECONDS or last):
             self._shown = now
             # Without `refresh=False` tqdm would draw the bar at every step instead of ten times a second.
             self.bar.set_postfix_str(self._facts(result, self.pace.tokens_per_second), refresh=False)
         self.bar.update()
         if logs and self.journal:
             speed = self.pace.report()
-            if self.lines and (waited >= LINE_EVERY or last):
+            if self.lines and (waited >= LINE_SECONDS or last):
                 self._shown = now
                 self.say(f"step {result.number:,} of {self.config.steps:,}: {self._facts(result, speed)}")
             loss = float(result.nats)

@@ -13,7 +13,7 @@ from trainer.model.projected import ProjectedModel
 from trainer.run.config import TrainConfig
 from trainer.training.shard import gathered
 
-PROMPT = 64  # tokens of the held-out text that are continued
+PROMPT_TOKENS = 64  # tokens of the held-out text that are continued
 
 
 def sample_text(model: LanguageModel, config: TrainConfig, vocab: Vocab, held_out: np.ndarray) -> str:
@@ -22,7 +22,7 @@ def sample_text(model: LanguageModel, config: TrainConfig, vocab: Vocab, held_ou
     The same seed is used each time, and no random state of training changes. Tokens without a text, or whose
     library is not installed, are written as ids. Collective: every process computes the same text.
     """
-    prompt = np.asarray(held_out[:PROMPT], np.int64)
+    prompt = np.asarray(held_out[:PROMPT_TOKENS], np.int64)
     was_training = model.training
     model.eval()
     with gathered(model):

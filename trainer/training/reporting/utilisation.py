@@ -33,8 +33,8 @@ GPUS = {
     "T4": (65.0, 8.1),
 }
 # Of the product that is timed on a CPU.
-SIZE = 768
-TRIALS = 6
+MATRIX_SIZE = 768
+MATRIX_TRIALS = 6
 
 
 def multiply_adds_per_token(config: TrainConfig, step: int, lengths: Sequence[int] | None = None) -> float:
@@ -75,11 +75,11 @@ def peak_of(name: str, *, halves: bool) -> float | None:
 
 def _measured_tflops(dtype: torch.dtype) -> float:
     """The rate of the fastest of several matrix products. It draws no random numbers."""
-    matrix = torch.ones(SIZE, SIZE, dtype=dtype)
+    matrix = torch.ones(MATRIX_SIZE, MATRIX_SIZE, dtype=dtype)
     with torch.inference_mode():
         times = []
-        for _ in range(TRIALS):
+        for _ in range(MATRIX_TRIALS):
             began = time.perf_counter()
             matrix @ matrix
             times.append(time.perf_counter() - began)
-    return float(2 * SIZE**3 / min(times) / 1e12)
+    return float(2 * MATRIX_SIZE**3 / min(times) / 1e12)

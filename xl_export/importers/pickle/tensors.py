@@ -29,10 +29,12 @@ DTYPES = {
     "torch.BoolStorage": torch.bool,
 }
 DTYPES |= {name.replace("torch.", "torch.cuda."): dtype for name, dtype in DTYPES.items()}
-VIEWS = 4  # tensors may share storages; together they have at most this many times the bytes of the file
+MAX_VIEW_RATIO = (
+    4  # tensors may share storages; together they have at most this many times the bytes of the file
+)
 MAX_DIMENSIONS = 8
 MAX_TENSORS = 100_000
-BLOCK = 1 << 20
+BLOCK_BYTES = 1 << 20
 
 
 class Storages:
@@ -44,7 +46,7 @@ class Storages:
 
     def __init__(self, budget: int) -> None:
         self.left = budget
-        self.left_of_views = VIEWS * budget
+        self.left_of_views = MAX_VIEW_RATIO * budget
         self.flat: dict[str, Tensor] = {}
         self.tensors = 0
 
@@ -76,8 +78,8 @@ class Storages:
     def view(self, flat: Any, offset: Any, shape: Any, strides: Any) -> Tensor:
         """Returns a tensor over a storage, with no element outside it.
 
-        With a stride of 0, as `expand` makes it, a tensor has more elements than its storage. `VIEWS` bounds
-        the size of copies of all tensors.
+        With a stride of 0, as `expand` makes it, a tensor has more elements than its storage.
+        `MAX_VIEW_RATIO` bounds the size of copies of all tensors.
         """
         if (
             not isinstance(flat, Tensor)
@@ -103,7 +105,8 @@ class Storages:
         self.tensors += 1
         if self.left_of_views < 0 or self.tensors > MAX_TENSORS:
             raise PickleError(
-                f"makes tensors of more than {VIEWS} times the bytes of its file, or more than {MAX_TENSORS}"
+                f"makes tensors of more than {MAX_VIEW_RATIO} times the bytes of its file, "
+                f"or more than {MAX_TENSORS}"
             )
         return flat.as_strided(shape, strides, offset)
 
@@ -113,7 +116,7 @@ def fill(flat: Tensor, stream: Any, key: str) -> None:
     target = flat.view(torch.uint8).numpy()
     done = 0
     while done < len(target):
-        count = stream.readinto(target[done : done + BLOCK])
+        count = stream.readinto(target[done : done + BLOCK_BYTES])
         if not count:
             raise PickleError(
                 f"describes {flat.numel()} elements in storage {clean(key)}, and the file ends before them"

@@ -37,7 +37,9 @@ from xl_export.importers.pickle.values import Foreign
 UNKNOWNS = ("<unk>", "<UNK>")
 # In the place of a file: the tokens are ids, as of music or events. An absolute path names a file `ids`.
 IDS = Path("ids")
-ROUNDING = 1024  # tokens by which projects round the size of a model up, and a tenth of the size at most
+SIZE_ROUNDING_TOKENS = (
+    1024  # tokens by which projects round the size of a model up, and a tenth of the size at most
+)
 SENTENCE = "<S>"  # before and after each line of the One Billion Word benchmark
 
 
@@ -63,7 +65,7 @@ def read_vocabulary(path: Path, *, size: int) -> ReadVocabulary:
     if path.suffix in (".json", ".model"):
         vocab = vocab_from_file(path)
         missing = size - vocab.size
-        if isinstance(vocab, SubwordVocab) and 0 < missing < min(ROUNDING, size / 10):
+        if isinstance(vocab, SubwordVocab) and 0 < missing < min(SIZE_ROUNDING_TOKENS, size / 10):
             note = f"the last {missing} of the model's {size} tokens are not in the vocabulary"
             enlarged = SubwordVocab(vocab.library, vocab.content, size=size, special=vocab.special)
             return ReadVocabulary(enlarged, notes=(note,))

@@ -18,7 +18,7 @@ import numpy as np
 
 from xl_export.serve.core.state import StreamState
 
-KNOWN = 1 << 16  # prefixes whose hash is remembered after their state was dropped
+MAX_PREFIXES = 1 << 16  # prefixes whose hash is remembered after their state was dropped
 
 
 @dataclass
@@ -121,7 +121,7 @@ class PrefixCache:
         self._place(key, prefix)
         while self.num_bytes > self.max_bytes:
             self._drop(next(iter(self._passed or self._kept)))
-        while len(self._known) > KNOWN:  # the prefix that was seen longest ago is forgotten
+        while len(self._known) > MAX_PREFIXES:  # the prefix that was seen longest ago is forgotten
             key, prefix = next(iter(self._known.items()))
             if prefix.state is not None:
                 self._drop(key)

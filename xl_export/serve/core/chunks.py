@@ -20,7 +20,7 @@ from xl_export.serve.core.sampling import likeliest, log_probs_of
 from xl_export.serve.core.task import Likeliest, PromptFed
 
 Verb = Literal["predict", "score", "step"]
-UNKNOWN = -1  # the id of a likeliest token at a place whose logits are not known
+UNKNOWN_TOKEN = -1  # the id of a likeliest token at a place whose logits are not known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,6 +208,6 @@ def _likeliest(before: np.ndarray | None, logits: np.ndarray, count: int) -> Lik
         return likeliest(np.concatenate([before[None], logits]), count)
     rest = likeliest(logits, count)
     return Likeliest(
-        ids=np.concatenate([np.full((1, count), UNKNOWN), rest.ids]),
+        ids=np.concatenate([np.full((1, count), UNKNOWN_TOKEN), rest.ids]),
         log_probs=np.concatenate([np.full((1, count), np.nan, np.float32), rest.log_probs]),
     )

@@ -15,7 +15,7 @@ from runtimes.tasks.sample import Penalties, numbers
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Answer, Reason, Task
 
-PRIMED = 64  # tokens before a text that its decoder is given; what a token adds depends on fewer
+PRIMING_TOKENS = 64  # tokens before a text that its decoder is given; what a token adds depends on fewer
 
 
 class Running:
@@ -71,7 +71,7 @@ class Running:
             sampling = task.sampling
             decoder = session.vocab.decoder()
             before = task.tokens if state is None else np.concatenate([state.tail, task.tokens])
-            decoder.prime(before[-PRIMED:].tolist())
+            decoder.prime(before[-PRIMING_TOKENS:].tolist())
             border = border_of(session.vocab)
             self.text = GrowingText(decoder, sampling.stop, border, goes_on=task.keep)
             self.uniform = numbers(sampling.seed, sampling.index).__next__

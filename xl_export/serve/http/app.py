@@ -25,7 +25,7 @@ from xl_export.serve.http.openai import completions, score, tokens
 from xl_export.serve.http.streams import routes as streams
 
 UNLOGGED = ("/health", "/ready", "/metrics")
-LEFT = 499  # the status in the log and in /metrics of a request whose client has left
+CLIENT_LEFT = 499  # the status in the log and in /metrics of a request whose client has left
 CHAT = "these models continue text and have learned no roles; send the text to /v1/completions"
 SCORE = "these models only continue and score text; /v1/score returns log-probabilities"
 # Parts of OpenAI's interface that do not apply to these models, and why.
@@ -73,10 +73,10 @@ class Application:
         except (RefusedError, UserError) as error:
             await request.refuse(refusal_of(error))
         except ClientDisconnect:
-            request.status = LEFT
+            request.status = CLIENT_LEFT
         except asyncio.CancelledError:
             if request.connection.lost or server.stopping:  # uvicorn cancels what is open when it ends
-                request.status = LEFT
+                request.status = CLIENT_LEFT
                 await request.cut()
             else:
                 raise
@@ -88,7 +88,7 @@ class Application:
             await request.refuse(RefusedError(sentence, status=500, code="fault"))
         finally:
             server.bodies.give_back(request.held)
-            server.answered[request.route, str(request.status or LEFT)] += 1
+            server.answered[request.route, str(request.status or CLIENT_LEFT)] += 1
             if request.route not in UNLOGGED:
                 server.log.event(
                     "request",

@@ -35,8 +35,10 @@ BACKLOG = 2048  # connections that the kernel holds until they are accepted
 KEEP_ALIVE = 65  # seconds that an idle connection is kept; more than the 60 of the usual proxies
 # Seconds that a thread which computes in Python lets others wait; 0.005 is Python's default. The event loop
 # waits so long a few times in each request while a long text is encoded or decoded.
-SWITCH = 0.001
-RESERVE = 256  # open files for artefacts, streams and their journals, and libraries; at most half of all
+SWITCH_SECONDS = 0.001
+RESERVED_FILES = (
+    256  # open files for artefacts, streams and their journals, and libraries; at most half of all
+)
 FILES_PER_CONNECTION = 2  # its socket, and a snapshot that is sent or received over it
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
@@ -206,8 +208,8 @@ def raised(wanted: int) -> int:
 
 def fitted(limits: Limits) -> tuple[Limits, int]:
     """The limits with no more connections than the process can have files for, and the number of files."""
-    files = raised(FILES_PER_CONNECTION * limits.connections + RESERVE)
-    connections = max(1, (files - min(RESERVE, files // 2)) // FILES_PER_CONNECTION)
+    files = raised(FILES_PER_CONNECTION * limits.connections + RESERVED_FILES)
+    connections = max(1, (files - min(RESERVED_FILES, files // 2)) // FILES_PER_CONNECTION)
     return replace(limits, connections=min(connections, limits.connections)), files
 
 
@@ -216,7 +218,7 @@ def run(server: Server, address: Address, *, ready: Ready | None = None) -> None
     and logs how many connections fit into it, and how many threads each model has.
     """
     server.limits, files = fitted(server.limits)
-    sys.setswitchinterval(SWITCH)
+    sys.setswitchinterval(SWITCH_SECONDS)
 
     def began(port: int, end: Callable[[], None]) -> None:
         connections = server.limits.connections

@@ -35,7 +35,7 @@ Make = Callable[..., TrainConfig]
 def test_losses_are_plain_lines_where_there_is_no_terminal(
     make_config: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(report_module, "LINE_EVERY", 0.0)
+    monkeypatch.setattr(report_module, "LINE_SECONDS", 0.0)
     run = train(make_config(steps=4, log_every=2, validate_every=4, sample_tokens=9), tmp_path / "run")
     output, errors = capsys.readouterr()
     assert errors == ""

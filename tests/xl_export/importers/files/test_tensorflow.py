@@ -122,7 +122,7 @@ def test_no_module_of_the_current_folder_is_executed(
 def test_a_reader_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "packages" / "tensorflow" / "__init__.py"
     package.write_text("import time\ntime.sleep(1000)\n")
-    monkeypatch.setattr(tensorflow_checkpoint, "SECONDS", 0.2)
+    monkeypatch.setattr(tensorflow_checkpoint, "START_SECONDS", 0.2)
     prefix = write(tmp_path / "source", {})
     refused(xl("import", prefix, "--describe", *VOCAB), "could not read (it took too long)")
 

@@ -93,7 +93,7 @@ def test_the_place_at_which_prompts_part_is_kept(tokens: np.ndarray) -> None:
 def test_prefixes_are_forgotten_unless_they_are_used(
     tokens: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache_module, "KNOWN", 2)
+    monkeypatch.setattr(cache_module, "MAX_PREFIXES", 2)
     cache = cache_of(1000)
     for at in (0, 8, 16, 24):
         feed(cache, tokens[at : at + 8])

@@ -16,7 +16,7 @@ from xl_export.serve.core.settings import Limits
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.limits import refuse_long_prompt
 
-SLICE = 1 << 12  # items of a list that are encoded at once
+SLICE_ITEMS = 1 << 12  # items of a list that are encoded at once
 to_json = msgspec.json.Encoder(enc_hook=np.ndarray.tolist).encode  # arrays are nested lists
 
 
@@ -55,4 +55,4 @@ def _parts(vocab: Vocab, prompt: str | Sequence[int]) -> Iterable[str | Sequence
     """What is encoded at once: the pieces in which a vocabulary of subwords encodes a text anyway."""
     if isinstance(prompt, str):
         return pieces(prompt) if vocab.kind == "subword" else [prompt]
-    return (prompt[at : at + SLICE] for at in range(0, len(prompt), SLICE))
+    return (prompt[at : at + SLICE_ITEMS] for at in range(0, len(prompt), SLICE_ITEMS))

@@ -14,7 +14,7 @@ from runtimes.base.text import decode_text
 from xl_export.serve.http.base.errors import RefusedError
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-SHORTEST = 16  # characters of a key
+MIN_KEY_CHARACTERS = 16  # characters of a key
 HASHED = "sha256:"
 
 
@@ -62,10 +62,10 @@ def _digest(key: str, where: str) -> bytes:
         if len(digest) != 32:
             raise ConfigError(f"{where} has no SHA-256 after {HASHED!r}; expected 64 hexadecimal digits.")
         return digest
-    if len(key) < SHORTEST:
+    if len(key) < MIN_KEY_CHARACTERS:
         raise ConfigError(
-            f"{where} has a key of {len(key)} characters, which can be guessed; give at least {SHORTEST}, "
-            "such as `openssl rand -hex 24` prints."
+            f"{where} has a key of {len(key)} characters, which can be guessed; give at least "
+            f"{MIN_KEY_CHARACTERS}, such as `openssl rand -hex 24` prints."
         )
     return hashed(key.encode())
 

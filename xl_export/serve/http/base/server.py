@@ -38,13 +38,13 @@ from xl_export.serve.http.base.token_log import TokenTexts
 from xl_export.serve.streams.database import Stream
 from xl_export.serve.streams.store import StreamStore
 
-ON_SIGNAL = 3.0  # seconds that the engines have to end their tasks when the server stops
-CLOSING = 2.0  # seconds that the store has after the engines; a server ends within five
+ENGINE_STOP_SECONDS = 3.0  # seconds that the engines have to end their tasks when the server stops
+STORE_CLOSE_SECONDS = 2.0  # seconds that the store has after the engines; a server ends within five
 SHORT_STEP_SECONDS = 1e-3  # see `has_short_steps`
-TIMED = 20  # steps
+TIMED_STEPS = 20  # steps
 # Bytes of an artefact. A step reads all weights, and one thread reads 32 MB in about a millisecond; so the
 # steps of a larger one are not short, and it is not opened a second time for a trial.
-SMALL = 32 << 20
+MAX_SHORT_STEP_BYTES = 32 << 20
 
 
 @dataclass(kw_only=True, eq=False)
@@ -139,7 +139,7 @@ def _is_artefact(path: Path) -> bool:
 def _is_small(path: Path) -> bool:
     """Whether a folder is an artefact of so few bytes that its steps may be short."""
     files = [file for name in (GRAPH, ORT_GRAPH, WEIGHTS) if (file := path / name).is_file()]
-    return _is_artefact(path) and sum(file.stat().st_size for file in files) < SMALL
+    return _is_artefact(path) and sum(file.stat().st_size for file in files) < MAX_SHORT_STEP_BYTES
 
 
 def has_short_steps(session: Session) -> bool:
@@ -154,7 +154,7 @@ def has_short_steps(session: Session) -> bool:
     token = np.zeros((1, 1), np.int64)
     seconds = []
     memory.positions[:] = session.rule.mem_len
-    for _ in range(TIMED):
+    for _ in range(TIMED_STEPS):
         began = time.perf_counter()
         session.predict(token, memory)
         seconds.append(time.perf_counter() - began)
@@ -291,13 +291,13 @@ class Server:
                 full = refusal
         raise full or RefusedError("no model is served here.", status=503)
 
-    async def stop(self, within: float = ON_SIGNAL) -> None:
+    async def stop(self, within: float = ENGINE_STOP_SECONDS) -> None:
         """Ends every task with its state and stops the engines. New requests are refused from now on."""
         self.stopping = True
         try:
             engines = [model.engine for model in self.models.values()]
             await asyncio.gather(*(asyncio.to_thread(partial(each.stop, within=within)) for each in engines))
-            await asyncio.to_thread(partial(self.store.close, within=CLOSING))
+            await asyncio.to_thread(partial(self.store.close, within=STORE_CLOSE_SECONDS))
         finally:
             if self._temporary is not None:
                 await asyncio.to_thread(self._temporary.cleanup)

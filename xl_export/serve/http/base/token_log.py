@@ -13,7 +13,7 @@ from runtimes.contract.vocabulary import Vocab
 from xl_export.serve.core.task import Likeliest, TokenOut
 
 MOST_TEXTS = 1 << 17  # pairs of tokens whose texts are kept
-CONTEXT = 32  # tokens before a text that decide how its first token reads
+CONTEXT_TOKENS = 32  # tokens before a text that decide how its first token reads
 
 
 class TokenTexts:
@@ -62,7 +62,7 @@ class TokenLog:
         self._top = top
         self._offset = offset
         self._decode = vocab.decoder()
-        context = before[-CONTEXT:].tolist()
+        context = before[-CONTEXT_TOKENS:].tolist()
         if shown:
             self._decode.prime(context)
         else:

@@ -30,7 +30,7 @@ from xl_export.serve.http.base.token_log import TokenLog
 from xl_export.serve.http.base.workers import off_loop, size_of_tokens
 from xl_export.serve.http.openai.completions import Usage
 
-AT_ONCE = 32  # texts of one request that the engine has at once
+MAX_TEXTS_AT_ONCE = 32  # texts of one request that the engine has at once
 ENDPOINTS = Endpoints()
 
 
@@ -161,7 +161,12 @@ class Scoring:
         contexts = len(self._contexts)
         # Texts that follow a context come before the next context. So there are never more states of contexts
         # than tasks at once.
-        at_once = min(AT_ONCE, len(self._texts), places.most, places.most_states if contexts else AT_ONCE)
+        at_once = min(
+            MAX_TEXTS_AT_ONCE,
+            len(self._texts),
+            places.most,
+            places.most_states if contexts else MAX_TEXTS_AT_ONCE,
+        )
         with places.take(at_once, min(contexts, at_once)), self._model.mailbox() as mailbox:
             for _ in range(min(at_once, len(waiting))):
                 mailbox.submit(waiting.pop())

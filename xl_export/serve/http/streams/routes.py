@@ -43,7 +43,7 @@ from xl_export.serve.http.streams.documents import (
 from xl_export.serve.http.streams.work import StreamWork, encoded, found
 from xl_export.serve.streams.snapshot import most_snapshot_bytes
 
-BLOCK = 1 << 20  # bytes of a snapshot that are read or written at once
+BLOCK_BYTES = 1 << 20  # bytes of a snapshot that are read or written at once
 ONE = "/v1/streams/{id}"
 WRITES = (404, 409, 410, 503, 507)  # what operations that change a stream may be refused with
 ENDPOINTS = Endpoints()
@@ -206,7 +206,7 @@ async def snapshot(request: RequestContext) -> None:
             "cache-control": "no-store",
         }
         await request.start([(key.encode(), value.encode()) for key, value in headers.items()])
-        while block := await asyncio.to_thread(file.read, BLOCK):
+        while block := await asyncio.to_thread(file.read, BLOCK_BYTES):
             await request.events(block)
     await request.end(b"")
 
