@@ -6,7 +6,7 @@
 
 namespace xl {
 
-/// Writes the answers of queries first … first + count - 1 of one head in several streams (at most STREAMS).
+/// Writes the answers of queries first … first + count - 1 of one head in several streams (at most MAX_STREAMS).
 template <class Stored>
 inline void attend(const Head<Stored>* heads, int64_t streams, const Rule& rule, int64_t first, int64_t count,
                    Scratch& scratch) {

@@ -21,14 +21,14 @@
 
 namespace xl {
 
-constexpr int BLOCK = 128;          // queries, and keys, that are worked on together
+constexpr int BLOCK_TOKENS = 128;  // queries, and keys, that are worked on together
 // Below every score: the largest score of no keys. It is exact although the compiler may fuse a product and a
 // sum (-ffp-contract): it is only compared with scores and subtracted from them, never multiplied. The masks
 // themselves are minus infinity, and what is not a number must stay so: variants.py does not give -ffast-math.
 constexpr float NO_SCORE = -1e30f;
 constexpr float LOG2E =
     1.44269504f;            // log2(e); queries are multiplied by it, so that e^score becomes 2^score
-constexpr float SLACK = 8;  // how far a score may exceed the reference of its row, in powers of two
+constexpr float MAX_EXCESS = 8;  // how far a score may exceed the reference of its row, in powers of two
 
 struct Rule {
   int64_t mem_len, nearest;  // tokens remembered; the smallest visible distance

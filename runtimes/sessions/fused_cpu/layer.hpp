@@ -176,7 +176,7 @@ class Rows : public Node {
       expect(0 <= id && id < table_.columns);
       table_.read(id, 1, [&](int64_t k, int64_t, auto number) {
         if (k >= width_) return;  // the padding of the last block
-        const int64_t block = table_.blocks() > 1 ? k / DEPTH : 0;
+        const int64_t block = table_.blocks() > 1 ? k / BLOCK_DEPTH : 0;
         const bool scaled = table_.form != GivenMatrix::FLOATS;
         y[k] = factor_ * (scaled ? (number - table_.zero_point(id, block)) * table_.scale(id, block) : number);
       });

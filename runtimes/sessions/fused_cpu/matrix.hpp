@@ -5,8 +5,9 @@
 //
 // Weights of 8 or 4 bits are multiplied as whole numbers. Each row of activations is rounded to x = scale · q, with
 // one scale for the row and |q| up to 32767. Weights of the preset int8-stored need products as exact as those of
-// floats: a second number then holds what the first one leaves, x = scale · (q + rest / REST). Sums of whole numbers
-// are exact, and the sums of blocks are always added in the same order. So a row gets the same bits in every batch.
+// floats: a second number then holds what the first one leaves, x = scale · (q + rest / REST_SCALE). Sums of whole
+// numbers are exact, and the sums of blocks are always added in the same order. So a row gets the same bits in every
+// batch.
 //
 // Layout of such a panel: for each two k, its strips follow one another. A strip is one vector of 32-bit lanes, for
 // two vectors A and B of columns, or with 4 bits for four, A to D. A lane has the weights of two k, in two words of
@@ -32,13 +33,13 @@ namespace xl {
 
 constexpr int QUAD = 4;  // a panel has 4 or 8 vectors of columns
 constexpr int64_t QUAD_COLUMNS = QUAD * LANES;
-constexpr int64_t DEPTH = 32;     // values of k in a block of MatMulNBits
-constexpr int64_t LONGEST = 256;  // of any block: a sum of this many products of 8 and 16 bits fits into 32
-constexpr int64_t STRIP = TILE_VECTORS * LANES;  // columns in a strip of floats
-constexpr int AHEAD = 2048;                      // bytes: how far before its use a weight is fetched into the cache
-constexpr int64_t PITCH = std::max(DEPTH, QUAD_COLUMNS);
+constexpr int64_t BLOCK_DEPTH = 32;       // values of k in a block of MatMulNBits
+constexpr int64_t MAX_BLOCK_DEPTH = 256;  // of any block: a sum of this many products of 8 and 16 bits fits into 32
+constexpr int64_t STRIP_COLUMNS = TILE_VECTORS * LANES;  // of a strip of floats
+constexpr int PREFETCH_BYTES = 2048;                     // how far before its use a weight is fetched into the cache
+constexpr int64_t PITCH_MULTIPLE = std::max(BLOCK_DEPTH, QUAD_COLUMNS);
 
-inline int64_t pitch_of(int64_t columns) { return (columns + PITCH - 1) / PITCH * PITCH; }
+inline int64_t pitch_of(int64_t columns) { return (columns + PITCH_MULTIPLE - 1) / PITCH_MULTIPLE * PITCH_MULTIPLE; }
 
 /// Kinds of weights. BITS: of a weight. TERMS: whole numbers for each activation.
 struct nibbles {
@@ -54,7 +55,7 @@ struct exact_bytes {
 /// Vectors of columns in a strip of such weights.
 constexpr int together(int bits) { return 16 / bits; }
 
-constexpr int64_t BEHIND = sizeof(float) + sizeof(int16_t);  // bytes of a column behind the strips of a block
+constexpr int64_t COLUMN_TAIL_BYTES = sizeof(float) + sizeof(int16_t);  // behind the strips of a block
 
 /// A panel of a packed matrix.
 struct Panel {
@@ -74,7 +75,7 @@ struct Rounded {
   }
 };
 
-constexpr float REST = 65534;  // as |x / scale - q| is 1/2 at most
+constexpr float REST_SCALE = 65534;  // as |x / scale - q| is 1/2 at most
 
 /// Rounds a row to one or two terms, and returns its scale; what is not finite makes the scale not a number.
 inline float round(const float* x, int64_t count, int terms, int16_t* to) {
@@ -87,7 +88,7 @@ inline float round(const float* x, int64_t count, int terms, int16_t* to) {
       const vec shifted = left + rounder;
       const shorts q = __builtin_convertvector((ivec)shifted, shorts);
       std::memcpy(to + term * count + i, &q, sizeof(q));
-      left = (left - (shifted - rounder)) * REST;
+      left = (left - (shifted - rounder)) * REST_SCALE;
     }
   }
   return most / 32767;
@@ -114,8 +115,8 @@ __attribute__((noinline)) void multiply_row(const float* x, const Panel& panel, 
 #pragma GCC unroll 8
   for (int v = 0; v < NV; ++v) total[v] = load(init + v * LANES);
   const float* w = reinterpret_cast<const float*>(panel.values);
-  const int64_t strip = panel.depth * STRIP;
-  for (int64_t k = 0; k < panel.depth; ++k, w += STRIP)
+  const int64_t strip = panel.depth * STRIP_COLUMNS;
+  for (int64_t k = 0; k < panel.depth; ++k, w += STRIP_COLUMNS)
 #pragma GCC unroll 8
     for (int v = 0; v < NV; ++v) {
       const float* numbers = w + v / TILE_VECTORS * strip + v % TILE_VECTORS * LANES;
@@ -142,7 +143,7 @@ __attribute__((noinline)) void multiply_rounded(const Rounded& x, const Panel& p
 #pragma GCC unroll 2
     for (int64_t k = first; k < end; k += 2, values += strips) {
       for (int byte = 0; ROWS == 1 && byte < NV / TOGETHER * LANES * 4; byte += 64)
-        __builtin_prefetch(reinterpret_cast<const char*>(values) + AHEAD + byte);
+        __builtin_prefetch(reinterpret_cast<const char*>(values) + PREFETCH_BYTES + byte);
 #pragma GCC unroll 4
       for (int s = 0; s < NV / TOGETHER; ++s)
 #pragma GCC unroll 8
@@ -174,7 +175,7 @@ __attribute__((noinline)) void multiply_rounded(const Rounded& x, const Panel& p
           if ((v + 1) % TOGETHER) sum -= sums[r][term][v + 1] << BITS;
           parts[term] = __builtin_convertvector(sum - zero * x.sums[(r * TERMS + term) * x.blocks + b], vec);
         }
-        if (TERMS == 2) parts[0] = add_product(parts[0], parts[TERMS - 1], all(1 / REST));
+        if (TERMS == 2) parts[0] = add_product(parts[0], parts[TERMS - 1], all(1 / REST_SCALE));
         totals[r][v] = add_product(totals[r][v], parts[0], scale);
       }
     }
@@ -219,7 +220,7 @@ struct GivenMatrix {
   bool turned;
   int bits;
 
-  int64_t blocks() const { return form == BLOCKS ? (depth + DEPTH - 1) / DEPTH : 1; }
+  int64_t blocks() const { return form == BLOCKS ? (depth + BLOCK_DEPTH - 1) / BLOCK_DEPTH : 1; }
   /// Calls work(k, c, number) for all rows k of columns first + c, in the order in which they lie: floats, or
   /// whole numbers from 0 to 255 or 15.
   template <class Work>
@@ -266,7 +267,7 @@ class Matrix {
                                                : NIBBLES;
     const int64_t width = pitch_of(columns_);
     padded_ = given.form == GivenMatrix::BLOCKS ? depth_ : pitch_of(depth_);
-    block_ = given.form == GivenMatrix::BLOCKS ? DEPTH : std::min(LONGEST, padded_);
+    block_ = given.form == GivenMatrix::BLOCKS ? BLOCK_DEPTH : std::min(MAX_BLOCK_DEPTH, padded_);
     bias_.assign(width, 0.0f);
     if (bias) std::copy_n(bias, columns_, bias_.begin());
     values_ = std::make_unique<Scratch>();
@@ -323,12 +324,12 @@ class Matrix {
   enum Form { FLOATS, EXACT_BYTES, BYTES, NIBBLES };
 
   Form form_ = FLOATS;
-  int64_t depth_ = 0, columns_ = 0, padded_ = 0, block_ = DEPTH;
+  int64_t depth_ = 0, columns_ = 0, padded_ = 0, block_ = BLOCK_DEPTH;
   std::unique_ptr<Scratch> values_;  // aligned memory
   std::vector<float> bias_;
 
   int bits() const { return form_ == FLOATS ? 32 : form_ == NIBBLES ? 4 : 8; }
-  int64_t column_bytes() const { return padded_ * bits() / 8 + blocks() * BEHIND; }
+  int64_t column_bytes() const { return padded_ * bits() / 8 + blocks() * COLUMN_TAIL_BYTES; }
 
   /// With two terms, the sums of half a panel use all registers.
   int64_t panel_columns() const { return form_ == EXACT_BYTES ? QUAD_COLUMNS : 2 * QUAD_COLUMNS; }
@@ -348,15 +349,17 @@ class Matrix {
     int64_t across[2 * QUAD_COLUMNS], above[2 * QUAD_COLUMNS], less[2 * QUAD_COLUMNS];
     for (int64_t c = 0; c < here; ++c) {
       const int64_t strip = c / LANES / (last + 1), v = c / LANES % (last + 1);
-      across[c] = form_ == FLOATS ? c / STRIP * padded_ * STRIP + c % STRIP : (strip * LANES + c % LANES) * 2;
+      across[c] = form_ == FLOATS ? c / STRIP_COLUMNS * padded_ * STRIP_COLUMNS + c % STRIP_COLUMNS
+                                  : (strip * LANES + c % LANES) * 2;
       above[c] = v * bits, less[c] = v == last ? 1 << (bits - 1) : 0;
     }
-    const int64_t pitch = width / (last + 1) * 2, behind = width * BEHIND / 2;  // words of two k, and behind a block
+    // In words of two k: the distance between strips, and what lies behind a block.
+    const int64_t pitch = width / (last + 1) * 2, behind = width * COLUMN_TAIL_BYTES / 2;
     given.read(first, here, [&](int64_t k, int64_t c, auto number) {
       if constexpr (std::is_same_v<decltype(number), float>) {
-        floats[k * STRIP + across[c]] = number;
+        floats[k * STRIP_COLUMNS + across[c]] = number;
       } else {  // divided by constants: a division by a variable would take longer than all else here
-        const int64_t b = form_ == EXACT_BYTES ? k / LONGEST : k / DEPTH;
+        const int64_t b = form_ == EXACT_BYTES ? k / MAX_BLOCK_DEPTH : k / BLOCK_DEPTH;
         packed[k / 2 * pitch + k % 2 + b * behind + across[c]] |= (number ^ less[c]) << above[c];
       }
     });
@@ -375,12 +378,12 @@ class Matrix {
                      int64_t init_pitch, float* y, int64_t y_pitch) const {
     const int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS, width = vectors(p) * LANES;
     const float* strip = reinterpret_cast<const float*>(panel(p).values);
-    for (int64_t at = 0; at < width; at += STRIP, strip += padded_ * STRIP) {
-      const char* next_strip = reinterpret_cast<const char*>(strip + padded_ * STRIP);  // prefetched meanwhile
+    for (int64_t at = 0; at < width; at += STRIP_COLUMNS, strip += padded_ * STRIP_COLUMNS) {
+      const char* next_strip = reinterpret_cast<const char*>(strip + padded_ * STRIP_COLUMNS);  // prefetched meanwhile
       for (int64_t i = 0, r = 0; i < tiles; ++i) {
         const int64_t next = (i + 1) * rows / tiles;
         tile_of(static_cast<int>(next - r), TILE_VECTORS)(
-            x + r * x_pitch, x_pitch, strip, STRIP, static_cast<int>(padded_), y + r * y_pitch + at, y_pitch,
+            x + r * x_pitch, x_pitch, strip, STRIP_COLUMNS, static_cast<int>(padded_), y + r * y_pitch + at, y_pitch,
             init + r * init_pitch + at, init_pitch, next_strip + i * (padded_ / 16) * 256, 256);
         r = next;
       }

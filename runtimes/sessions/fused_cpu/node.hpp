@@ -19,7 +19,7 @@ namespace xl {
 constexpr int64_t LARGEST_SIZE = 1 << 24;  // of any dimension, so that no product of two overflows
 // Multiply-adds that are worth a thread of their own: 2 to 4 µs of one core.
 constexpr int64_t WORTH_A_THREAD = 1 << 14;
-constexpr int64_t TASKS = 32;  // enough to keep the threads of most processors busy
+constexpr int64_t MIN_TASKS = 32;  // keep the threads of most processors busy
 
 constexpr size_t ANY_RANK = 0;
 constexpr size_t NO_INPUT = SIZE_MAX;
@@ -45,12 +45,12 @@ constexpr ONNXTensorElementDataType TYPE_OF<int8_t> = ONNX_TENSOR_ELEMENT_DATA_T
 /// The dimensions of a tensor, without memory of their own to allocate: a step compares dozens of them.
 class Sizes {
  public:
-  static constexpr size_t MOST = 4;
+  static constexpr size_t MAX_RANK = 4;
 
   Sizes() = default;
   Sizes(std::initializer_list<int64_t> sizes) { std::copy(sizes.begin(), sizes.end(), resized(sizes.size())); }
 
-  /// Makes it have `count` dimensions (at most MOST), and returns where they are.
+  /// Makes it have `count` dimensions (at most MAX_RANK), and returns where they are.
   int64_t* resized(size_t count) { return count_ = count, numbers_; }
   size_t size() const { return count_; }
   bool empty() const { return count_ == 0; }
@@ -62,7 +62,7 @@ class Sizes {
   bool operator==(const Sizes& other) const { return std::equal(begin(), end(), other.begin(), other.end()); }
 
  private:
-  int64_t numbers_[MOST] = {};
+  int64_t numbers_[MAX_RANK] = {};
   size_t count_ = 0;
 };
 
@@ -161,7 +161,7 @@ class Node {
     // The shape is released before a failure of any of these calls is thrown.
     OrtStatus* status = ort.GetDimensionsCount(shape, &rank);
     if (!status) status = ort.GetTensorElementType(shape, &tensor.type);
-    const bool known = rank <= Sizes::MOST;
+    const bool known = rank <= Sizes::MAX_RANK;
     if (!status && known) status = ort.GetDimensions(shape, tensor.sizes.resized(rank), rank);
     ort.ReleaseTensorTypeAndShapeInfo(shape);
     check(status);
@@ -196,9 +196,9 @@ class Node {
       expect(tensor.sizes.size() == 3 && points.data);
       const int64_t columns = tensor.sizes[0], blocks = tensor.sizes[1];
       matrix.form = GivenMatrix::BLOCKS;
-      matrix.bits = tensor.sizes[2] == DEPTH ? 8 : 4;
-      matrix.columns = columns, matrix.depth = blocks * DEPTH;
-      expect(tensor.sizes[2] * 8 == DEPTH * matrix.bits);
+      matrix.bits = tensor.sizes[2] == BLOCK_DEPTH ? 8 : 4;
+      matrix.columns = columns, matrix.depth = blocks * BLOCK_DEPTH;
+      expect(tensor.sizes[2] * 8 == BLOCK_DEPTH * matrix.bits);
       expect(factors.sizes == Sizes({columns, blocks}));
       expect(points.type == tensor.type && points.sizes[0] == columns);
       expect(points.sizes[1] == (matrix.bits == 8 ? blocks : (blocks + 1) / 2));
@@ -230,12 +230,12 @@ class Node {
     const int64_t x_pitch = pitch_of(matrix.depth()), y_pitch = pitch_of(matrix.columns());
     static thread_local Scratch rounded_of_thread;  // the tasks read it
     const Rounded rounded = matrix.rounded(rows, x, x_pitch, rounded_of_thread);
-    const int64_t bands = (rows + BLOCK - 1) / BLOCK;
+    const int64_t bands = (rows + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
     // One row takes as long as reading the weights, of which a float takes as long as a multiply-add.
     const int64_t cost = rows == 1 ? matrix.panel_bytes() / sizeof(float)
-                                   : std::min<int64_t>(rows, BLOCK) * matrix.depth() * 2 * QUAD_COLUMNS;
+                                   : std::min<int64_t>(rows, BLOCK_TOKENS) * matrix.depth() * 2 * QUAD_COLUMNS;
     parallel(context, bands * matrix.panels(), cost, [&](int64_t i) {
-      const int64_t p = i / bands, row = i % bands * BLOCK, count = std::min<int64_t>(BLOCK, rows - row);
+      const int64_t p = i / bands, row = i % bands * BLOCK_TOKENS, count = std::min<int64_t>(BLOCK_TOKENS, rows - row);
       const int64_t first = matrix.first_column(p);
       const float* bias = matrix.bias() + first;
       float* to = y + row * y_pitch + first;
@@ -372,7 +372,7 @@ class Attention : public Node {
 
   /// Writes the ring and the answers of all heads.
   void attend(OrtKernelContext* context, const Call& call) const {
-    const int64_t heads_and_rows = heads * call.batch, blocks = (call.length + BLOCK - 1) / BLOCK;
+    const int64_t heads_and_rows = heads * call.batch, blocks = (call.length + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
     const int64_t width = 3 * head_dim;  // multiply-adds for a key: content, position and value
     // With several blocks of queries, several tasks read one head's ring: it must be complete before they
     // start. With one block, the task that reads a head's ring writes it too, while it is in that core's
@@ -381,18 +381,19 @@ class Attention : public Node {
       parallel(context, heads_and_rows, call.length * width,
                [&](int64_t i) { write(call, i % call.batch, i / call.batch); });
     // Streams of a step of one token share a task, and one reading of the position table, if many tasks are left.
-    const int64_t together = call.length == 1 ? std::clamp<int64_t>(heads_and_rows / TASKS, 1, STREAMS) : 1;
+    const int64_t together = call.length == 1 ? std::clamp<int64_t>(heads_and_rows / MIN_TASKS, 1, MAX_STREAMS) : 1;
     const int64_t groups = (call.batch + together - 1) / together;
-    const int64_t cost = together * std::min<int64_t>(BLOCK, call.length) * (rule.mem_len + call.length) * width;
+    const int64_t queries = std::min<int64_t>(BLOCK_TOKENS, call.length);
+    const int64_t cost = together * queries * (rule.mem_len + call.length) * width;
     parallel(context, groups * heads * blocks, cost, [&](int64_t i) {
-      const int64_t group = i % groups, h = i / groups % heads, first = i / (groups * heads) * BLOCK;
+      const int64_t group = i % groups, h = i / groups % heads, first = i / (groups * heads) * BLOCK_TOKENS;
       const int64_t row = group * call.batch / groups, end = (group + 1) * call.batch / groups;
-      Head<Stored> heads_here[STREAMS];
+      Head<Stored> heads_here[MAX_STREAMS];
       for (int64_t b = row; b < end; ++b) {
         if (call.ring[0] && blocks == 1) write(call, b, h);
         heads_here[b - row] = head_of(call, b, h);
       }
-      xl::attend(heads_here, end - row, rule, first, std::min<int64_t>(BLOCK, call.length - first), scratch());
+      xl::attend(heads_here, end - row, rule, first, std::min<int64_t>(BLOCK_TOKENS, call.length - first), scratch());
     });
   }
 

@@ -12,9 +12,9 @@ namespace xl {
 /// `tile`.
 class Prefetch {
  public:
-  static constexpr int64_t GROUP = 256;  // bytes fetched together
+  static constexpr int64_t GROUP_BYTES = 256;  // fetched together
 
-  /// `groups` times GROUP bytes, whose beginnings are `pitch` bytes apart.
+  /// `groups` times GROUP_BYTES bytes, whose beginnings are `pitch` bytes apart.
   struct Run {
     const char* from;
     int64_t pitch, groups;
@@ -41,29 +41,29 @@ class Prefetch {
   int runs_left_ = 0;
 };
 
-/// Transposes BLOCK rows of `width` numbers: rows[i] becomes column i of packed [width, BLOCK]. Rows of bytes
-/// are multiplied by their scales [BLOCK].
+/// Transposes BLOCK_TOKENS rows of `width` numbers: rows[i] becomes column i of packed [width, BLOCK_TOKENS]. Rows of
+/// bytes are multiplied by their scales [BLOCK_TOKENS].
 template <class Stored>
 inline void pack_columns(const Stored* const* rows, int64_t width, float* packed,
                          const float* scales = nullptr) {
   constexpr bool SCALED = std::is_same_v<Stored, int8_t>;
   int64_t k = 0;
   for (; k + LANES <= width; k += LANES)
-    for (int i = 0; i < BLOCK; i += LANES) {
+    for (int i = 0; i < BLOCK_TOKENS; i += LANES) {
       vec x[LANES];
 #pragma GCC unroll 16
       for (int lane = 0; lane < LANES; ++lane) x[lane] = load(rows[i + lane] + k);
       transpose(x);
 #pragma GCC unroll 16
       for (int lane = 0; lane < LANES; ++lane)
-        store(packed + (k + lane) * BLOCK + i, SCALED ? x[lane] * load(scales + i) : x[lane]);
+        store(packed + (k + lane) * BLOCK_TOKENS + i, SCALED ? x[lane] * load(scales + i) : x[lane]);
     }
   for (; k < width; ++k)
-    for (int i = 0; i < BLOCK; ++i)
-      packed[k * BLOCK + i] = SCALED ? widened(rows[i][k]) * scales[i] : widened(rows[i][k]);
+    for (int i = 0; i < BLOCK_TOKENS; ++i)
+      packed[k * BLOCK_TOKENS + i] = SCALED ? widened(rows[i][k]) * scales[i] : widened(rows[i][k]);
 }
 
-/// Copies the distances `top`, top - 1, … of a table [width, rows] into packed [width, BLOCK].
+/// Copies the distances `top`, top - 1, … of a table [width, rows] into packed [width, BLOCK_TOKENS].
 /// A distance beyond either end of the table takes the last row at that end.
 /// Bytes are multiplied by their distances' scales, which are packed already.
 template <class Tabled>
@@ -72,33 +72,33 @@ inline void pack_distances(const Tabled* table, int64_t width, int64_t rows, int
   constexpr bool SCALED = std::is_same_v<Tabled, int8_t>;
   // Columns inside … outside - 1 lie within the table and are copied a vector at a time; the others are
   // clamped.
-  const int64_t inside = std::clamp<int64_t>((top - rows + LANES) / LANES * LANES, 0, BLOCK);
-  const int64_t outside = std::clamp<int64_t>((top + 1) / LANES * LANES, inside, BLOCK);
-  for (int64_t k = 0; k < width; ++k, table += rows, packed += BLOCK) {
+  const int64_t inside = std::clamp<int64_t>((top - rows + LANES) / LANES * LANES, 0, BLOCK_TOKENS);
+  const int64_t outside = std::clamp<int64_t>((top + 1) / LANES * LANES, inside, BLOCK_TOKENS);
+  for (int64_t k = 0; k < width; ++k, table += rows, packed += BLOCK_TOKENS) {
     for (int64_t i = inside; i < outside; i += LANES)
       store(packed + i, reversed(load(table + top - i - LANES + 1)));
     for (int64_t i = 0; i < inside; ++i)
       packed[i] = widened(table[std::clamp<int64_t>(top - i, 0, rows - 1)]);
-    for (int64_t i = outside; i < BLOCK; ++i)
+    for (int64_t i = outside; i < BLOCK_TOKENS; ++i)
       packed[i] = widened(table[std::clamp<int64_t>(top - i, 0, rows - 1)]);
     if constexpr (SCALED)
-      for (int64_t i = 0; i < BLOCK; i += LANES) store(packed + i, load(packed + i) * load(scales + i));
+      for (int64_t i = 0; i < BLOCK_TOKENS; i += LANES) store(packed + i, load(packed + i) * load(scales + i));
   }
 }
 
 inline int64_t whole_vectors(int64_t floats) { return (floats + LANES - 1) / LANES * LANES; }
 
-/// Copies columns first, first + 1, … of a table [width, columns] into packed [width, BLOCK]; columns beyond
+/// Copies columns first, first + 1, … of a table [width, columns] into packed [width, BLOCK_TOKENS]; columns beyond
 /// the last one repeat it. Bytes are multiplied by their columns' scales, which are packed already.
 template <class Number>
 inline void pack_vectors(const Number* table, int64_t width, int64_t columns, int64_t first, float* packed,
                          const float* scales = nullptr) {
-  const int64_t here = std::min<int64_t>(BLOCK, columns - first);
-  for (int64_t k = 0; k < width; ++k, packed += BLOCK) {
+  const int64_t here = std::min<int64_t>(BLOCK_TOKENS, columns - first);
+  for (int64_t k = 0; k < width; ++k, packed += BLOCK_TOKENS) {
     copy(table + k * columns + first, here, packed);
-    std::fill(packed + here, packed + BLOCK, packed[here - 1]);
+    std::fill(packed + here, packed + BLOCK_TOKENS, packed[here - 1]);
     if (std::is_same_v<Number, int8_t>)
-      for (int64_t i = 0; i < BLOCK; ++i) packed[i] *= scales[i];
+      for (int64_t i = 0; i < BLOCK_TOKENS; ++i) packed[i] *= scales[i];
   }
 }
 

@@ -8,8 +8,8 @@
 
 namespace xl {
 
-constexpr int STREAMS = 4;  // most streams that one reading of a head's position table serves
-constexpr int PLACES = 4;   // see `add_scores`
+constexpr int MAX_STREAMS = 4;  // that one reading of a head's position table serves
+constexpr int READ_PLACES = 4;  // see `add_scores`
 
 /// scores [streams, columns] = queries · columns of a table [width, columns], times the columns' scales where there
 /// are scales. The table is read once from beginning to end. Rows of scores are `scores_pitch` apart.
@@ -18,7 +18,7 @@ __attribute__((noinline)) void score_columns(const vec (*queries)[NV], int64_t s
                                              int64_t columns, const float* scales, float* scores,
                                              int64_t scores_pitch) {
   constexpr int TOGETHER = 4, WIDTH = NV * LANES;  // rows of the table that one pass over the scores adds
-  float numbers[STREAMS][WIDTH];
+  float numbers[MAX_STREAMS][WIDTH];
   for (int64_t s = 0; s < streams; ++s) {
     for (int v = 0; v < NV; ++v) store(numbers[s] + v * LANES, queries[s][v]);
     std::fill_n(scores + s * scores_pitch, columns, 0.0f);
@@ -45,12 +45,12 @@ __attribute__((noinline)) void score_columns(const vec (*queries)[NV], int64_t s
 
 /// Adds query · key to the scores of `count` keys, which lie `pitch` apart; 0 repeats one of them.
 ///
-/// Keys and values are read at PLACES places in turns: the processor fetches ahead within a page, and so from several
-/// pages at once.
+/// Keys and values are read at READ_PLACES places in turns: the processor fetches ahead within a page, and so from
+/// several pages at once.
 template <int NV, class Number>
 __attribute__((noinline)) void add_scores(const vec (&query)[NV], const Number* keys, int64_t pitch, int64_t count,
                                           const float* scales, float* scores) {
-  constexpr int SIDE = LANES / PLACES;  // keys at each place that a vector of scores covers
+  constexpr int SIDE = LANES / READ_PLACES;  // keys at each place that a vector of scores covers
   const int64_t part = count / LANES * SIDE;
   for (int64_t i = 0; i < part; i += SIDE) {
     vec x[LANES] = {};
@@ -58,20 +58,20 @@ __attribute__((noinline)) void add_scores(const vec (&query)[NV], const Number* 
 #pragma GCC unroll 4
     for (int side = 0; side < SIDE; ++side)
 #pragma GCC unroll 4
-      for (int place = 0; place < PLACES; ++place)
+      for (int place = 0; place < READ_PLACES; ++place)
 #pragma GCC unroll 8
         for (int v = 0; v < NV; ++v)
           x[place * SIDE + side] += load(at + (place * part + side) * pitch + v * LANES) * query[v];
     float products[LANES];
     store(products, sums(x));
-    for (int place = 0; place < PLACES; ++place)
+    for (int place = 0; place < READ_PLACES; ++place)
       for (int side = 0; side < SIDE; ++side) {
         const int64_t key = place * part + i + side;
         const float product = products[place * SIDE + side];
         scores[key] += std::is_same_v<Number, int8_t> ? product * scales[key] : product;
       }
   }
-  for (int64_t i = part * PLACES; i < count; ++i) {
+  for (int64_t i = part * READ_PLACES; i < count; ++i) {
     vec x{};
     for (int v = 0; v < NV; ++v) x += load(keys + i * pitch + v * LANES) * query[v];
     scores[i] += std::is_same_v<Number, int8_t> ? sum(x) * scales[i] : sum(x);
@@ -82,7 +82,7 @@ __attribute__((noinline)) void add_scores(const vec (&query)[NV], const Number* 
 template <int NV, class Number>
 __attribute__((noinline)) void add_values(const float* weights, const Number* values, int64_t pitch, int64_t count,
                                           const float* scales, vec (&total)[NV]) {
-  const int64_t part = count / PLACES;
+  const int64_t part = count / READ_PLACES;
   vec own[NV];  // a copy, which stays in registers
   std::copy_n(total, NV, own);
   const auto add = [&](int64_t i) __attribute__((always_inline)) {
@@ -92,15 +92,15 @@ __attribute__((noinline)) void add_values(const float* weights, const Number* va
   };
   for (int64_t i = 0; i < part; ++i)
 #pragma GCC unroll 4
-    for (int place = 0; place < PLACES; ++place) add(place * part + i);
-  for (int64_t i = part * PLACES; i < count; ++i) add(i);
+    for (int place = 0; place < READ_PLACES; ++place) add(place * part + i);
+  for (int64_t i = part * READ_PLACES; i < count; ++i) add(i);
   std::copy_n(own, NV, total);
 }
 
 /// The answer of a step's only query, whose width is NV vectors.
 ///
 /// by_distance: the scores of positions [rows], or null. scores: working memory of one float for each
-/// persistent vector and visible key, and BLOCK more.
+/// persistent vector and visible key, and BLOCK_TOKENS more.
 template <int NV, class Stored>
 void attend_token(const Head<Stored>& head, const Rule& rule, const float* by_distance, float* scores) {
   vec plain_query[1][NV], content_query[NV];
@@ -131,7 +131,7 @@ void attend_token(const Head<Stored>& head, const Rule& rule, const float* by_di
     score_columns(plain_query, 1, keys, head.persistent, head.persistent_key_scales, scores, 0);
   });
   if (!by_distance) std::fill_n(of_keys, seen, 0.0f);
-  for (int64_t i = 0; by_distance && i < seen; i += BLOCK)
+  for (int64_t i = 0; by_distance && i < seen; i += BLOCK_TOKENS)
     pack_distances(by_distance, 1, head.rows, longest - i, of_keys + i);
   for_runs([&](int64_t i, auto* keys, auto*, int64_t pitch, int64_t slot, int64_t here) {
     add_scores(content_query, keys, pitch, here, from(head.key_scales, slot), of_keys + i);
@@ -164,14 +164,14 @@ void attend_token(const Head<Stored>& head, const Rule& rule, const float* by_di
   for (int v = 0; v < NV; ++v) store(head.out + v * LANES, answer[v] * factor);
 }
 
-/// The answers of a step's only query in several streams (at most STREAMS), of one head.
+/// The answers of a step's only query in several streams (at most MAX_STREAMS), of one head.
 template <int NV, class Stored>
 __attribute__((noinline)) void attend_tokens(const Head<Stored>* heads, int64_t streams, const Rule& rule,
                                              Scratch& scratch) {
   const Head<Stored>& head = *heads;
   const int64_t rows = head.table || head.bias ? whole_vectors(head.rows) : 0;
-  float* by_distance = scratch.take(streams * rows + head.persistent + rule.mem_len + 1 + 2 * BLOCK);
-  vec queries[STREAMS][NV];
+  float* by_distance = scratch.take(streams * rows + head.persistent + rule.mem_len + 1 + 2 * BLOCK_TOKENS);
+  vec queries[MAX_STREAMS][NV];
   for (int64_t s = 0; s < streams; ++s)
     for (int v = 0; v < NV; ++v) {
       const vec q = load(heads[s].query + v * LANES);
