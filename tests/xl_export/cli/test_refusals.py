@@ -1,8 +1,8 @@
 """What commands refuse: exit code 2, one sentence that says what to do, and nothing written.
 
-A row is a command, words of its sentence, separated by " … ", and files that it needs in the working folder:
-their content, or None for one that is removed. `copy` is a copy of a run there; names in braces are the
-artefacts, runs and data sets of `place`.
+A row is a command, the names that its sentence must hold (options, fields, files, values), and files that it
+needs in the working folder: their content, or None for one that is removed. How the sentence puts it is free.
+`copy` is a copy of a run there; names in braces are the artefacts, runs and data sets of `place`.
 """
 
 from __future__ import annotations
@@ -53,212 +53,208 @@ BYTES, VARIANTS = DATA / "kimiyoung-enwik8", DATA / "variants"
 SETTINGS = f"import {BYTES} --describe --settings settings.json"
 
 
-def setting(content: str, words: str) -> tuple[str, str, Files]:
+def setting(content: str, names: str) -> tuple[str, str, Files]:
     """A row whose settings.json has this content."""
-    return SETTINGS, words, {"settings.json": content}
+    return SETTINGS, names, {"settings.json": content}
 
 
-def checkpoint(words: str, source: str = "source", **files: bytes) -> tuple[str, str, Files]:
+def checkpoint(names: str, source: str = "source", **files: bytes) -> tuple[str, str, Files]:
     """A row that describes files which are no checkpoint."""
     named: Files = {f"source/{name.replace('__', '.')}": content for name, content in files.items()}
-    return f"import {source} --describe", words, named
+    return f"import {source} --describe", names, named
 
 
-def variant(name: str, options: str, words: str) -> tuple[str, str]:
+def variant(name: str, options: str, names: str) -> tuple[str, str]:
     """A row that imports a checkpoint of tests/data/variants."""
     folder = VARIANTS / name
-    return f"import {folder} --vocab {folder}/vocab.txt --describe {options}", words
+    return f"import {folder} --vocab {folder}/vocab.txt --describe {options}", names
 
 
 TRAIN = [
-    ("train tiny", "either --out RUN … or --resume RUN"),
-    ("train tiny --out out --resume {trained}", "either --out RUN … or --resume RUN"),
-    ("train tiny --resume {trained}", "leave out CONFIG and --force"),
-    ("train --resume {trained} --force", "leave out CONFIG and --force"),
-    ("train --show tiny --data data --min-count 2", "--min-count is 2 … leave out --min-count"),
-    ("train wt103-bas --out out", "wt103-bas is neither … wt103-base … --list"),
-    ("train mine.json --out out", "unknown key 'stepz'", {"mine.json": '{"stepz": 1}'}),
+    ("train tiny", "--out --resume"),
+    ("train tiny --out out --resume {trained}", "--out --resume"),
+    ("train tiny --resume {trained}", "CONFIG --force"),
+    ("train --resume {trained} --force", "CONFIG --force"),
+    ("train --show tiny --data data --min-count 2", "--min-count"),
+    ("train wt103-bas --out out", "wt103-base --list"),
+    ("train mine.json --out out", "'stepz'", {"mine.json": '{"stepz": 1}'}),
     # texts and data sets
-    ("train tiny --text none.txt --out out", "none.txt could not be read"),
-    ("train tiny --text few.txt --out out", "too few for 8 lanes"),
-    ("train tiny --text latin.txt --out out", "line 1 of  … latin.txt is not UTF-8 (byte 0xff)"),
-    ("train tiny --text ids.npy --out out", "is a npy file … `xl-export prepare tokens`"),
-    ("train tiny --text {data} --out out", "`xl-export train --data"),
-    ("train tiny --text folder --out out", "`xl-export prepare text` … prepare NAME", {"folder/a": ""}),
-    ("train tiny --data nosuch --out out", "nosuch does not exist; give a prepared dataset."),
-    ("train tiny --text {trained}/test.npy --out {trained} --force", "which would be replaced and deleted"),
-    ("train tiny --data {data} --vocab byte --out out", "--vocab is byte … its own vocabulary"),
-    ("train wt103-base --out out", "is for wikitext-103 … xl-export prepare wikitext-103 … --text FILE"),
-    ("train enwik8-base --data {ptb} --out out", "ptb is penn-treebank and the configuration is for enwik8"),
+    ("train tiny --text none.txt --out out", "none.txt"),
+    ("train tiny --text few.txt --out out", "tokens lanes"),
+    ("train tiny --text latin.txt --out out", "latin.txt 0xff"),
+    ("train tiny --text ids.npy --out out", "prepare tokens"),
+    ("train tiny --text {data} --out out", "--data"),
+    ("train tiny --text folder --out out", "prepare text", {"folder/a": ""}),
+    ("train tiny --data nosuch --out out", "nosuch dataset"),
+    ("train tiny --text {trained}/test.npy --out {trained} --force", "test.npy"),
+    ("train tiny --data {data} --vocab byte --out out", "--vocab"),
+    ("train wt103-base --out out", "wikitext-103 --text"),
+    ("train enwik8-base --data {ptb} --out out", "penn-treebank enwik8"),
     # vocabularies
-    ("train --text text.txt --vocab words --out out", "'words', and word was probably meant"),
-    ("train --text text.txt --vocab {data}/vocab.json --out out", "'The', word 1 of the text, is not among"),
+    ("train --text text.txt --vocab words --out out", "'words' word"),
+    ("train --text text.txt --vocab {data}/vocab.json --out out", "'The'"),
     # resuming
-    ("train --resume none", "none does not exist; give a run."),
-    ("train --resume {ring}", "is an artefact already … give the run"),
-    ("train --resume {data}", "is a dataset; give a run … --data"),
-    ("train --resume {run}", "imported or copied in part: it has no training.safetensors"),
-    ("train --resume {trained} --steps 3", "--steps is 3 … larger"),
-    *((f"train --resume {{trained}} {o}", f"leave out {o.split()[0].split('=')[0]}") for o in (
-        "--seed 1", "--vocab byte", "--max-size 9", "--set seed=2"
-    )),
+    ("train --resume none", "none run"),
+    ("train --resume {ring}", "artefact run"),
+    ("train --resume {data}", "dataset run --data"),
+    ("train --resume {run}", "training.safetensors"),
+    ("train --resume {trained} --steps 3", "--steps"),
+    *((f"train --resume {{trained}} {option}", option.split()[0])
+      for option in ("--seed 1", "--vocab byte", "--max-size 9", "--set seed=2")),
     # plans and new runs from old ones
-    ("train --text odd.txt --minutes 3 --steps 2 --out out", "leave out --minutes, or --steps"),
-    ("train tiny --minutes 3 --out out", "--minutes is for a new run"),
-    ("train tiny --from {run} --text odd.txt --out out", "--from is for a new run"),
-    ("train --from {run} --out out", "give --text FILE, or --data"),
-    ("train --from {run} --text odd.txt --vocab byte --out out", "--from uses the vocabulary"),
-    ("train --from {run} --text odd.txt --steps 2 --out out", "'§', character 1 of the text"),
+    ("train --text odd.txt --minutes 3 --steps 2 --out out", "--minutes --steps"),
+    ("train tiny --minutes 3 --out out", "--minutes"),
+    ("train tiny --from {run} --text odd.txt --out out", "--from"),
+    ("train --from {run} --out out", "--text --data"),
+    ("train --from {run} --text odd.txt --vocab byte --out out", "--vocab"),
+    ("train --from {run} --text odd.txt --steps 2 --out out", "'§'"),
     # processes; refused before anything is read
-    *((f"train --{source} --processes 2 --out out", "leave out --processes, or give a CONFIG")
+    *((f"train --{source} --processes 2 --out out", "--processes CONFIG")
       for source in ("text few.txt", "data nosuch", "from {run} --text odd.txt")),
-    ("train tiny --text long.txt --out out --processes 9", "batch is 8 with 9 processes … a multiple of 9"),
-    ("train tiny --text long.txt --out out --processes 3", "batch is 8 with 3 processes … a multiple of 3"),
+    *((f"train tiny --text long.txt --out out --processes {n}", "batch processes") for n in (3, 9)),
     # keys
-    ("train --show tiny --set seed=2 --seed 3", "seed is given by --set and by --seed"),
-    ("train --show tiny --set steps=10 --set schedule.warmup_steps=100", "steps, which is 10"),
-    ("train tiny --set sead=2 --out out", "'seed' was probably meant"),
+    ("train --show tiny --set seed=2 --seed 3", "--set --seed"),
+    ("train --show tiny --set steps=10 --set schedule.warmup_steps=100", "warmup_steps steps"),
+    ("train tiny --set sead=2 --out out", "'sead' 'seed'"),
 ]  # fmt: skip
 
 EXPORT = [
-    ("export nosuch --out out", "nosuch does not exist; give a run."),
-    ("export {ring} --out out", "is an artefact already; check it with"),
-    ("export {data} --out out", "is a dataset; give a … `xl-export train --data"),
-    ("export copy --out out", "model.safetensors is missing or damaged", {"copy/model.safetensors": None}),
-    ("export copy --out out", "vocab.json has 256 symbols", {"copy/vocab.json": '{"kind": "byte"}'}),
-    ("export copy --out out", "is not a run", {"copy/config.json": None}),
-    *((f"export {{run}} --out out {options}", words) for options, words in (
-        ("--text text.txt", "a text was given to measure a reduced precision on"),
+    ("export nosuch --out out", "nosuch run"),
+    ("export {ring} --out out", "artefact"),
+    ("export {data} --out out", "dataset --data"),
+    ("export copy --out out", "model.safetensors", {"copy/model.safetensors": None}),
+    ("export copy --out out", "vocab.json 256", {"copy/vocab.json": '{"kind": "byte"}'}),
+    ("export copy --out out", "copy run", {"copy/config.json": None}),
+    *((f"export {{run}} --out out {options}", names) for options, names in (
+        ("--text text.txt", "precision"),
         # engines
-        ("--target tensorrt --precision int8-stored", "or another target"),
-        ("--target tensorrt --memory-precision fp16", "leave it out"),
-        ("--target tensorrt --memory hidden", "engines have ring or shift memory … leave "),
-        ("--target tensorrt --memory ring --mask full", "where segments are cut … leave out --memory"),
-        ("--target tensorrt --memory ring --mem-len 0", "the model has no memory … which is then shift"),
-        ("--target tensorrt --memory ring --exporter trace", "--exporter trace writes across the end"),
-        ("--attention-as operators", "--attention-as operators is for --target tensorrt"),
-        ("--target web --attention-as node", "--attention-as is not for --target web"),
-        ("--attention-as node --memory shift", "memory is shift, expected ring; leave out --attention-as"),
-        ("--attention-as node --single-file", "the weights are stored as single-file, expected external"),
-        ("--exporter trace --target tensorrt --attention-as node", "is for a graph that is written"),
-        ("--rows 1", "--rows and --tokens are for a traced graph; give --exporter trace"),
-        *((f"--exporter trace --target tensorrt --precision {p}", "a traced step for TensorRT has")
-          for p in ("int8", "int4")),
+        ("--target tensorrt --precision int8-stored", "int8-stored target"),
+        ("--target tensorrt --memory-precision fp16", "precision fp16"),
+        ("--target tensorrt --memory hidden", "memory"),
+        ("--target tensorrt --memory ring --mask full", "--memory"),
+        ("--target tensorrt --memory ring --mem-len 0", "memory"),
+        ("--target tensorrt --memory ring --exporter trace", "--exporter"),
+        ("--attention-as operators", "--attention-as --target"),
+        ("--target web --attention-as node", "--attention-as --target"),
+        ("--attention-as node --memory shift", "memory --attention-as"),
+        ("--attention-as node --single-file", "single-file"),
+        ("--exporter trace --target tensorrt --attention-as node", "--attention-as"),
+        ("--rows 1", "--rows --tokens --exporter"),
+        *((f"--exporter trace --target tensorrt --precision {p}", "TensorRT") for p in ("int8", "int4")),
         # memory in int8
-        ("--memory-precision int8 --memory shift", "this memory is shift; give memory in fp16"),
-        ("--memory-precision int8 --target web", "WebGPU has no numbers of 8 bits"),
-        ("--memory-precision int8 --exporter trace", "a traced step has no scales for memory in int8"),
-        ("--target web --exporter trace", "--target web writes … leave one of them out"),
+        ("--memory-precision int8 --memory shift", "int8 shift"),
+        ("--memory-precision int8 --target web", "int8 WebGPU"),
+        ("--memory-precision int8 --exporter trace", "int8 trace"),
+        ("--target web --exporter trace", "--target --exporter"),
         # single files
-        ("--ort --single-file", "leave out --single-file"),
-        ("--ort --target tensorrt", "--ort is for --target onnxruntime"),
+        ("--ort --single-file", "--single-file"),
+        ("--ort --target tensorrt", "--ort --target"),
     )),
 ]  # fmt: skip
 
 IMPORT = [
-    (f"import {BYTES}", "give --out RUN … --describe"),
-    (f"import {BYTES} --describe --out x", "--describe writes nothing and --out names the run x"),
-    (f"import {BYTES}/missing.pt --describe", "missing.pt does not exist"),
-    (f"import {DATA} --describe", "has no checkpoint by the names model.pt"),
-    (f"import {BYTES}/cache.pt --describe", "cache.pt is of no format … kimiyoung: model.pt"),
-    (f"import {BYTES}/expected.npz --describe", "is of no format"),
-    (f"import {BYTES} --describe --ramp 32", "ramp is set (option) … only mem_len, segment, mask, clamp_len"),
-    (f"import {BYTES} --describe --mem-len 0", "mem_len is 0 and the mask is same-length … --mask full"),
-    (f"import {BYTES} --describe --vocab {BYTES}/model.pt", "model.pt is not a vocabulary"),
-    (f"import {BYTES} --describe --vocab {DATA}/kimiyoung-wt103-large/cache.pt", "500 symbols and the"),
-    (f"import {DATA}/adaptive-span-enwik8 --describe --mem-len 5", "mem_len is set … only segment, ramp"),
-    (f"import {VARIANTS}/kimiyoung-shaw --describe", "has no cache.pt … --vocab FILE"),
-    (f"import {BYTES} --out {{run}} --force", "no import.json"),
-    ("import {ring} --describe", "is an artefact; give the run that it was made of"),
-    variant("kimiyoung-absolute", "--mem-len 4", "attn_type 2 with memory adds … --mem-len 0 --mask full"),
-    variant("kimiyoung-per-layer", "--segment 13", "segment is 13 and this model has 12 positions"),
-    variant("kimiyoung-per-layer", "--clamp-len 3", "clamp_len is set"),
-    setting("{", "is not valid JSON"),
-    setting('{"attn_span": 3}', "unknown key 'attn_span' … segment"),
-    setting('{"tgt_len": 3, "segment": 4}', "tgt_len is 3 and segment 4; give one of them"),
-    setting('{"same_length": true, "mask": "full"}', "same_length is True and mask 'full'"),
-    setting('{"block_sz": "3"}', "'segment' … expected a whole number"),
-    checkpoint("model.pt is empty", model__pt=b""),
-    *(checkpoint("model.pt is no checkpoint", "source/model.pt", model__pt=text)
+    (f"import {BYTES}", "--out --describe"),
+    (f"import {BYTES} --describe --out x", "--describe --out"),
+    (f"import {BYTES}/missing.pt --describe", "missing.pt"),
+    (f"import {DATA} --describe", "model.pt"),
+    (f"import {BYTES}/cache.pt --describe", "cache.pt kimiyoung: model.pt"),
+    (f"import {BYTES}/expected.npz --describe", "expected.npz"),
+    (f"import {BYTES} --describe --ramp 32", "ramp mem_len, segment, mask, clamp_len"),
+    (f"import {BYTES} --describe --mem-len 0", "mem_len --mask"),
+    (f"import {BYTES} --describe --vocab {BYTES}/model.pt", "model.pt vocabulary"),
+    (f"import {BYTES} --describe --vocab {DATA}/kimiyoung-wt103-large/cache.pt", "500 symbols"),
+    (f"import {DATA}/adaptive-span-enwik8 --describe --mem-len 5", "mem_len segment, ramp"),
+    (f"import {VARIANTS}/kimiyoung-shaw --describe", "cache.pt --vocab"),
+    (f"import {BYTES} --out {{run}} --force", "import.json"),
+    ("import {ring} --describe", "artefact run"),
+    variant("kimiyoung-absolute", "--mem-len 4", "--mem-len --mask"),
+    variant("kimiyoung-per-layer", "--segment 13", "segment 12"),
+    variant("kimiyoung-per-layer", "--clamp-len 3", "clamp_len"),
+    setting("{", "settings.json JSON"),
+    setting('{"attn_span": 3}', "'attn_span' segment"),
+    setting('{"tgt_len": 3, "segment": 4}', "tgt_len segment"),
+    setting('{"same_length": true, "mask": "full"}', "same_length mask"),
+    setting('{"block_sz": "3"}', "'segment'"),
+    checkpoint("model.pt", model__pt=b""),
+    *(checkpoint("model.pt", "source/model.pt", model__pt=text)
       for text in (b"Some notes on it\n", b"heading of my notes\n", b"# Notes\n", "Ünicode\n".encode())),
-    checkpoint("has pytorch_model.bin and no config.json", pytorch_model__bin=b"0"),
-    ("import source/model.ckpt-0 --describe", "a TensorFlow check", {"source/model.ckpt-0.index": b"0"}),
-    ("import source --describe", "is a TensorFlow checkpoint and TensorFlow is not … make an .npz file of it",
-     {"source/model.ckpt-0.index": b"0", "source/model.ckpt-0.meta": b"0"}),
-    ("import source/model.ckpt-0.data-00000-of-00001 --describe", "is a TensorFlow checkpoint",
-     {"source/model.ckpt-0.data-00000-of-00001": b"0"}),
-    ("import source/checkpoint --describe", "a-1 is a TensorFlow",
-     {"source/checkpoint": 'model_checkpoint_path: "/x/a-1"', "source/a-1.index": b"0"}),
+    checkpoint("pytorch_model.bin config.json", pytorch_model__bin=b"0"),
+    *((f"import source{name} --describe", "TensorFlow .npz", files) for name, files in (
+        ("/model.ckpt-0", {"source/model.ckpt-0.index": b"0"}),
+        ("", {"source/model.ckpt-0.index": b"0", "source/model.ckpt-0.meta": b"0"}),
+        ("/model.ckpt-0.data-00000-of-00001", {"source/model.ckpt-0.data-00000-of-00001": b"0"}),
+        ("/checkpoint", {"source/checkpoint": 'model_checkpoint_path: "/x/a-1"', "source/a-1.index": b"0"}),
+    )),
 ]  # fmt: skip
 
 PREPARE = [
-    ("prepare token", "no command 'token'; tokens was probably meant"),
-    ("prepare enwik8 --from enwik8.zip --out out", "expected 100,000,000 bytes, found 5, … --unverified"),
-    ("prepare text8 --from enwik8.zip --out out", "enwik8.zip has no text8, which text8 needs"),
-    ("prepare enwik8 --from none.zip --out out", "none.zip does not exist … --download"),
-    ("prepare tokens --train n.npy --vocab-size 3 --out out", "--train is … does not exist"),
-    ("prepare tokens --train text.txt --vocab-size 9 --out out", "as word 1 … `xl-export prepare text`"),
-    ("prepare tokens --train {data} --vocab-size 9 --out out", "is no file of token ids"),
-    ("prepare text --train text.txt --vocab char --max-size 9 --out out", "of words and max_size for"),
-    ("prepare vocab --kind bpe --text text.txt --out v.json", "give --size"),
-    ("prepare vocab --kind sentencepiece --size 300 --text text.txt --out v.json", "ends in .model"),
-    ("prepare vocab --kind word --text text.txt --out kept.json", "exists already", {"kept.json": ""}),
+    ("prepare token", "tokens"),
+    ("prepare enwik8 --from enwik8.zip --out out", "enwik8.zip --unverified"),
+    ("prepare text8 --from enwik8.zip --out out", "enwik8.zip text8"),
+    ("prepare enwik8 --from none.zip --out out", "none.zip --download"),
+    ("prepare tokens --train n.npy --vocab-size 3 --out out", "--train"),
+    ("prepare tokens --train text.txt --vocab-size 9 --out out", "prepare text"),
+    ("prepare tokens --train {data} --vocab-size 9 --out out", "token ids"),
+    ("prepare text --train text.txt --vocab char --max-size 9 --out out", "max_size"),
+    ("prepare vocab --kind bpe --text text.txt --out v.json", "--size"),
+    ("prepare vocab --kind sentencepiece --size 300 --text text.txt --out v.json", ".model"),
+    ("prepare vocab --kind word --text text.txt --out kept.json", "kept.json", {"kept.json": ""}),
 ]  # fmt: skip
 
 LOOK = [
-    ("check nosuch", "nosuch does not exist; give a run, an artefact or an engine."),
-    *((f"{command} {{data}}", "is a dataset; give a … train --data") for command in ("check", "info")),
-    ("eval {run} --text {data}", "another vocabulary than the model"),
-    ("eval {ids} --text text.txt", "text.txt: … word 1 of the text, is not among the numbers of … 12 tokens"),
-    ("generate {ids} --prompt a", "'a', word 1 … not among the numbers of this model's 12"),
-    ("generate {ids} --prompts text.txt", "line 1 of text.txt: 'The', word 1"),
-    ("web nosuch --out out", "nosuch does not exist; give an artefact."),
-    ("web {data} --out out", "is a dataset; give a … `xl-export train --data"),
-    *((f"recl {{run}} --text text.txt --lengths {options}", words) for options, words in (
-        ("8,4", "--lengths is '8,4' … ascending"),
-        ("8,18", "--lengths goes to 18 … sees more than 17 … --mem-len"),
-        ("4,8 --positions 393", "400 tokens, 392 of them after 8 others … 393 are asked for"),
-        ("4,8 --r 0", "--r is 0 … above 0"),
-        ("4,8 --out recl.txt", "--out is recl.txt … .json"),
-        ("4,8 --out /dev/null/recl.json", "could not be written"),
-        ("4,8 --plot recl.svg", "--plot is recl.svg … .png"),
+    ("check nosuch", "nosuch run artefact engine"),
+    *((f"{command} {{data}}", "dataset --data") for command in ("check", "info")),
+    ("eval {run} --text {data}", "vocabulary"),
+    ("eval {ids} --text text.txt", "text.txt 12"),
+    ("generate {ids} --prompt a", "'a' 12"),
+    ("generate {ids} --prompts text.txt", "text.txt 'The'"),
+    ("web nosuch --out out", "nosuch artefact"),
+    ("web {data} --out out", "dataset --data"),
+    *((f"recl {{run}} --text text.txt --lengths {options}", names) for options, names in (
+        ("8,4", "--lengths"),
+        ("8,18", "--lengths --mem-len"),
+        ("4,8 --positions 393", "392 393"),
+        ("4,8 --r 0", "--r"),
+        ("4,8 --out recl.txt", "--out .json"),
+        ("4,8 --out /dev/null/recl.json", "/dev/null/recl.json"),
+        ("4,8 --plot recl.svg", "--plot .png"),
     )),
-    ("recl {ring} --text text.txt --lengths 4,8 --mem-len 30", "--mem-len is 30 … exported with 16"),
-    ("recl {run} {reversed} --text text.txt --lengths 4,8", "reversed has another vocabulary"),
-    *((f"attention {{run}} --out out --text {options}", words) for options, words in (
-        ("text.txt --layer 2", "--layer is 2 … expected 0 to 1"),
-        ("text.txt --at 15", "--at is 15 … expected 16 to 384"),
-        ("text.txt --mem-len 390", "the text has 400 tokens, expected at least 406 for a memory of 390"),
-        ("none.txt", "none.txt could not be read"),
+    ("recl {ring} --text text.txt --lengths 4,8 --mem-len 30", "--mem-len"),
+    ("recl {run} {reversed} --text text.txt --lengths 4,8", "reversed vocabulary"),
+    *((f"attention {{run}} --out out --text {options}", names) for options, names in (
+        ("text.txt --layer 2", "--layer"),
+        ("text.txt --at 15", "--at"),
+        ("text.txt --mem-len 390", "memory 406"),
+        ("none.txt", "none.txt"),
     )),
-    ("attention {split} --text text.txt --out out --head 2", "--head is 2; expected 0 to 1, those"),
-    ("spans {ring}", "is an artefact"),
-    ("spans {run}", "the model has no learned spans"),
-    ("spans {spans} --out spans.jpg", "ends in .png"),
-    ("runs folder", "neither a run nor a folder of runs … metrics.jsonl", {"folder/a": ""}),
-    ("demo --out text.txt/demo", "text.txt is a file, not a folder; give another --out"),
-    ("demo --out out --steps 3", "give --train too"),
+    ("attention {split} --text text.txt --out out --head 2", "--head"),
+    ("spans {ring}", "artefact"),
+    ("spans {run}", "spans"),
+    ("spans {spans} --out spans.jpg", ".png"),
+    ("runs folder", "folder metrics.jsonl", {"folder/a": ""}),
+    ("demo --out text.txt/demo", "--out"),
+    ("demo --out out --steps 3", "--train"),
 ]  # fmt: skip
 
 RTX = "build {shift} --out out --flavour rtx --compute-capability 8.6,12.0"
 BUILD = [
-    ("build nosuch --out out", "nosuch does not exist; give an artefact."),
-    ("build {shift} --out out --flavour rtx", "--compute-capability is not given … such as 8.6,8.9,12.0"),
-    ("build {shift} --out out --flavour rtx --compute-capability 9.0", "has 9.0 … 7.5, 8.0, 8.6"),
-    ("build {shift} --out out --compute-capability 8.6", "is for --flavour rtx"),
-    ("build {shift} --out out --timing-cache /nowhere/cache", "/nowhere/cache could not be written"),
-    ("build {shift} --out out --timing-cache /", "--timing-cache is /, which is a folder"),
-    ("build {shift} --out out --attention plugin --hardware ampere-plus", "embeds a kernel"),
-    ("build {shift} --out out --attention plugin --timing-cache c", "--timing-cache … --attention native"),
-    ("build {shift} --out out --attention plugin --token-batch 1:2:4", "takes one size"),
-    ("build {ring} --out out --flavour rtx --compute-capability 8.6", "across its end … --target tensorrt"),
-    *((f"{RTX} {options}", words) for options, words in (
-        ("--attention plugin", "takes no plugins from Python … --attention native"),
-        ("--refit", "--refit is for --flavour tensorrt"),
-        ("--version-compatible", "--version-compatible is for --flavour tensorrt … leave it out"),
-        ("--hardware ampere-plus", "--hardware is for … leave it out"),
-        ("--batch 4:2:1", "--batch is 4:2:1 … least:usual:most in ascending order … such as 1:4:16"),
-        ("--tokens 9", "--tokens is 9 … 1 to 8"),
+    ("build nosuch --out out", "nosuch artefact"),
+    ("build {shift} --out out --flavour rtx", "--compute-capability"),
+    ("build {shift} --out out --flavour rtx --compute-capability 9.0", "9.0 8.6"),
+    ("build {shift} --out out --compute-capability 8.6", "--flavour"),
+    ("build {shift} --out out --timing-cache /nowhere/cache", "/nowhere/cache"),
+    ("build {shift} --out out --timing-cache /", "--timing-cache"),
+    ("build {shift} --out out --attention plugin --hardware ampere-plus", "--hardware plugin"),
+    ("build {shift} --out out --attention plugin --timing-cache c", "--timing-cache --attention"),
+    ("build {shift} --out out --attention plugin --token-batch 1:2:4", "--token-batch"),
+    ("build {ring} --out out --flavour rtx --compute-capability 8.6", "--target"),
+    *((f"{RTX} {options}", names) for options, names in (
+        ("--attention plugin", "--attention"),
+        ("--refit", "--refit --flavour"),
+        ("--version-compatible", "--version-compatible --flavour"),
+        ("--hardware ampere-plus", "--hardware --flavour"),
+        ("--batch 4:2:1", "--batch"),
+        ("--tokens 9", "--tokens"),
     )),
 ]  # fmt: skip
 
@@ -284,14 +280,14 @@ def earlier(kind: Kind, folder: str) -> Files:
 
 
 REPLACE = [
-    *((f"{command} --out out --force", "out also holds '.git' and 'CNAME'", earlier(kind, "out"))
+    *((f"{command} --out out --force", "out '.git' 'CNAME'", earlier(kind, "out"))
       for command, kind in FOLDERS),
-    *((f"{command} --out {{ring}}/inside", "ring/inside is inside of … which is an artefact")
+    *((f"{command} --out {{ring}}/inside", "ring/inside artefact")
       for command, _ in FOLDERS),
-    ("export {run} --out {trained}/inside", "which is a run"),
-    ("export {run} --out a --triton models --force", "models/a also holds '.git' and 'CNAME'",
+    ("export {run} --out {trained}/inside", "run/inside run"),
+    ("export {run} --out a --triton models --force", "models/a '.git' 'CNAME'",
      earlier(SERVER_MODEL, "models/a")),
-    ("demo --out {ring}/inside", "which is an artefact"),
+    ("demo --out {ring}/inside", "ring/inside artefact"),
 ]  # fmt: skip
 
 ROWS = [*TRAIN, *EXPORT, *IMPORT, *PREPARE, *LOOK, *BUILD, *REPLACE]
@@ -395,7 +391,7 @@ def test_bad_input_is_one_sentence_and_changes_nothing(
     row: tuple[Any, ...], place: Callable[[str], Path], text: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    command, words, files = (*row, {})[:3]
+    command, names, files = (*row, {})[:3]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_text(text[:400], encoding="utf-8")
     (tmp_path / "long.txt").write_text(text[:20_000], encoding="utf-8")
@@ -413,7 +409,7 @@ def test_bad_input_is_one_sentence_and_changes_nothing(
         else:
             path.write_bytes(content.encode() if isinstance(content, str) else content)
     before = tree(tmp_path)
-    refused(xl(*arguments), *words.split(" … "))
+    refused(xl(*arguments), *names.split())
     assert tree(tmp_path) == before
 
 
