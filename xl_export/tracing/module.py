@@ -207,7 +207,7 @@ def in_a_sentence(module: Any, method: str, rows: int | None = None, /, **fed: A
             "tokens=(1, segment) to generate)"
         )
         if rows is not None:
-            expected = f"{rows} rows of any number of tokens up to the segment"
+            expected = f"{rows} {'row' if rows == 1 else 'rows'} of any number of tokens up to the segment"
         raise ArtefactError(
             f"{type(module).__name__}.{method} raised {type(error).__name__} ({first_line(error):.200}) "
             f"{f'at {code} ' if code else ''}with {shown}; expected it to accept {expected}."
@@ -407,27 +407,29 @@ class ModuleStep:
         longer = min(segment, 3)
         shorter = max(1, longer - 1)
         found = []
-        for batch, count in ((2, longer), (3, shorter)):
+        batches = (2, 3) if self.rows is None else (self.rows, self.rows)
+        for batch, count in zip(batches, (longer, shorter), strict=True):
             drawn = {name: drawn_input(each, batch, count) for name, each in self.inputs.items()}
             positions = torch.arange(count).expand(batch, -1)
             with torch.no_grad(), in_a_sentence(self.module, "step", self.rows, **drawn, positions=positions):
                 found.append(self(drawn, positions, self.start(batch))[0])
         inputs = (*(each.tensor(name) for name, each in self.inputs.items()), positions_input())
-        names = {(2, 3): "batch"} if segment == 1 else {(2, 3): "batch", (longer, shorter): "tokens"}
+        varying = [] if segment == 1 else [(longer, shorter)]
         outputs = []
         for name, first in found[0].items():
             other = found[1].get(name)
             kind = str(first.dtype).removeprefix("torch.")
-            pairs = [(0, 1)]  # unlike, as are outputs of other ranks
+            pairs: list[tuple[int, int]] = []
             if other is not None and other.ndim == first.ndim:
                 pairs = list(zip(first.shape, other.shape, strict=True))
-            if not all(a == b or (a, b) in names for a, b in pairs) or kind not in ("float32", "int64"):
+            fits = pairs[:1] == [batches] and all(a == b or (a, b) in varying for a, b in pairs[1:])
+            if not fits or kind not in ("float32", "int64"):
                 raise ConfigError(
-                    f"output {name} of {self.name} is {kind} {list(first.shape)} in a step of 2 rows of "
-                    f"{longer} tokens; expected float32 or int64, [batch, tokens, …] or [batch, …], whose "
-                    "other sizes are the same in every step."
+                    f"output {name} of {self.name} is {kind} {list(first.shape)} with batch {batches[0]} "
+                    f"and {longer} tokens; expected float32 or int64, [batch, tokens, …] or [batch, …], "
+                    "whose other sizes are the same in every step."
                 )
-            shape = [names.get(pair, pair[0]) for pair in pairs]
+            shape = ["batch", *("tokens" if pair in varying else pair[0] for pair in pairs[1:])]
             if segment == 1 and shape[1:2] == [1]:
                 shape[1] = "tokens"
             dtype: Literal["float32", "int64"] = "int64" if kind == "int64" else "float32"

@@ -26,7 +26,7 @@ from xl_export.tracing.module import LOGITS, ModuleStep, drawn_input, in_a_sente
 
 TOLERANCE = 1e-4  # nats; of two ways to compute the same in float32
 PADDING = 3  # tokens
-ROWS = 3  # texts
+ROWS = 3  # texts, unless the module computes a fixed number of rows
 MANY_ROWS = 9  # texts, of which each is compared with itself in a step of one row
 CHANGED = 16  # tokens of a segment that are changed, one at a time
 OTHERS = 3  # texts that show which numbers of the memory a segment writes
@@ -66,7 +66,7 @@ def check_module(
             check(streams)
         if has_memory:
             _restarts(streams)
-        if not keeps("rows", _rows_are_independent, streams):
+        if step.rows != 1 and not keeps("rows", _rows_are_independent, streams):
             streams = _Streams(step, rule, form, rows=1)
         if step.language_model:
             _future_is_hidden(streams)
@@ -205,17 +205,17 @@ class _Streams:
     the memory after them. tokens [rows, 2 T + 1] follow, from position P on.
     """
 
-    def __init__(self, step: ModuleStep, rule: MemoryRule, form: AnyForm, *, rows: int = ROWS) -> None:
+    def __init__(self, step: ModuleStep, rule: MemoryRule, form: AnyForm, *, rows: int | None = None) -> None:
         self.step_of = step
         self.module = step.module
         self.rule = rule
         self.circular = FORM_FACTS[form].circular
-        self.rows = rows
+        self.rows = rows or step.rows or ROWS
         self.name = step.name
         self.outputs = () if step.language_model else step.signature(rule.segment)[1]
         T = rule.segment
         count = math.ceil((max(rule.mem_len, step.moves_every or 0) + 2 * T) / T)
-        text = self.random_text(rows, count * T + 2 * T + 1)
+        text = self.random_text(self.rows, count * T + 2 * T + 1)
         self.before = text[ALL, : count * T]
         self.tokens = text[ALL, count * T :]
 
@@ -322,13 +322,14 @@ def _last(answers: Answers, count: int) -> Answers:
 def _shapes(streams: _Streams) -> None:
     T = streams.rule.segment
     before = streams.start()
-    outputs, after = streams.step(streams.tokens[ALL, :T], torch.arange(T).expand(ROWS, -1), before)
+    B = streams.rows
+    outputs, after = streams.step(streams.tokens[ALL, :T], torch.arange(T).expand(B, -1), before)
     if streams.step_of.language_model:
         V = streams.module.sizes.vocab_size
         hidden = outputs[LOGITS]
         with in_a_sentence(streams.module, "logits", hidden=hidden):
             logits = streams.step_of.logits(hidden)
-        if hidden.shape[:2] != (ROWS, T) or logits.shape != (ROWS, T, V):
+        if hidden.shape[:2] != (B, T) or logits.shape != (B, T, V):
             raise ArtefactError(
                 f"{streams.name} gives logits {list(logits.shape)} of {list(hidden.shape)}; expected [batch, "
                 f"segment, {V}], which is the vocab_size of its sizes."
@@ -346,7 +347,8 @@ def _positions_have_no_end(streams: _Streams) -> None:
     T = streams.rule.segment
     far = FAR // T * T
     try:
-        streams.step(streams.tokens[ALL, :T], far + torch.arange(T).expand(ROWS, -1), streams.start())
+        positions = far + torch.arange(T).expand(streams.rows, -1)
+        streams.step(streams.tokens[ALL, :T], positions, streams.start())
     except ArtefactError as error:
         reason = first_line(error.__cause__ or error)
         raise ArtefactError(
@@ -378,7 +380,7 @@ def _log_probs(streams: _Streams) -> None:
     text = streams.tokens[ALL, :T]
     output = streams.step_of
     targets = streams.tokens[ALL, T : 2 * T].inputs["input_ids"].flatten()
-    positions = torch.arange(T).expand(ROWS, -1)
+    positions = torch.arange(T).expand(streams.rows, -1)
     hidden = streams.step(text, positions, streams.start())[0][LOGITS].flatten(0, 1)
     with in_a_sentence(streams.module, "log_prob", hidden=hidden, targets=targets):
         mine = output.log_prob(hidden, targets)
@@ -410,9 +412,9 @@ def _rows_are_independent(streams: _Streams) -> None:
     # A module may treat a few rows and many rows in different ways, as with a table that has a row for each.
     text = streams.random_text(MANY_ROWS, len(streams.tokens))
     row = torch.arange(MANY_ROWS)
-    full = [x[row % ROWS] for x in streams.full]
+    full = [x[row % streams.rows] for x in streams.full]
     starts = [streams.follows, 0, -min(PADDING, len(text) - 1)]
-    first = [starts[each] for each in (row % ROWS).tolist()]
+    first = [starts[each] for each in (row % len(starts)).tolist()]
     lengths = streams.cut(len(text))
     together, _ = streams.feed(text, lengths, full, first)
     for each in range(MANY_ROWS):

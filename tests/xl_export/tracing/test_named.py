@@ -380,7 +380,7 @@ def test_a_step_for_one_row_is_called_with_no_other_number(tmp_path: Path) -> No
     with pytest.raises(UserError, match=r"ForRows.start\(1\) has the shape \[2, 8\]; expected 1 rows"):
         trace(ForRows(2), tmp_path / "two", rule=rule, rows=1)
     with pytest.raises(
-        UserError, match=r"with method \[1, 1, 4\].*expected it to accept 1 rows of any number"
+        UserError, match=r"with method \[1, 1, 4\].*expected it to accept 1 row of any number"
     ):
         trace(Pairs(1), tmp_path / "pairs", rule=rule, rows=1)
     for_two = trace(ForRows(2), tmp_path / "for two", rule=rule, rows=2)
@@ -562,8 +562,12 @@ def test_a_spec_with_tensors_of_no_step_is_refused(policy: Path, tmp_path: Path)
         ({"target": "tpu"}, "target is 'tpu'; expected one of onnxruntime, tensorrt"),
         (
             {"output": lambda x: {"y": x.flatten(1)}},
-            r"output y of Plain is float32 \[2, 4\] in a step of 2 rows of 2 .*expected float32 or int64, "
+            r"output y of Plain is float32 \[2, 4\] with batch 2 and 2 tokens.*expected float32 or int64, "
             r"\[batch, tokens, …\]",
+        ),
+        (
+            {"output": lambda x: {"y": x.transpose(0, 1)}, "rows": 1},
+            r"output y of Plain is float32 \[2, 1, 2\] with batch 1 and 2 tokens",
         ),
         (
             {"output": lambda x: {"output": x}, "vocab": modules.VOCAB, "sizes": modules.Base().sizes},
