@@ -61,7 +61,7 @@ def write_run(
 
 
 def run_of(job: Job, *, ids: bool = False) -> Path:
-    """The run that is measured: that of --config, or one with random weights; ids: as in `write_run`."""
+    """The run that is measured: from --config, or with random weights; ids: as in `write_run`."""
     if job.config.run and not ids:
         return Path(job.config.run)
     run = job.folder / "run"

@@ -33,7 +33,7 @@ def serve(session: runtimes.Session, prompts: tuple[str, ...], rows: int) -> lis
                 to_feed[row] = session.vocab.encode(prompt).tolist()
                 memory.positions[row] = 0
             if request[row] is None:
-                memory.positions[row] = -1  # padding: the one token that follows is seen by nobody
+                memory.positions[row] = -1  # padding: nothing sees the one token that follows
             else:
                 tokens[row, 0] = to_feed[row].pop(0)
         logits, memory = session.predict(tokens, memory)

@@ -3,7 +3,7 @@
     python own_checkpoint.py CHECKPOINT FOLDER [OPTIONS]
 
 CHECKPOINT is a file or folder that `xl-export import --help` names. FOLDER is made; it will hold `run` and
-`artefact`. OPTIONS are those of `import`, such as --mem-len 40. Importing and exporting need PyTorch.
+`artefact`. OPTIONS are passed to `import`, such as --mem-len 40. Importing and exporting need PyTorch.
 Checking and scoring do not: copy `artefact` to the device and do these there.
 """
 

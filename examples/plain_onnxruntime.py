@@ -1,4 +1,4 @@
-"""Runs an artefact with NumPy and ONNX Runtime alone; nothing of xl-export is imported.
+"""Runs an artefact with only NumPy and ONNX Runtime; nothing of xl-export is imported.
 
     python plain_onnxruntime.py ARTEFACT "The "
 

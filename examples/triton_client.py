@@ -3,7 +3,7 @@
     python examples/triton_client.py localhost:8001 models/my-model < run/test.txt
 
 The model is one that `xl-export export … --triton models --triton-backend python` wrote; its folder here is
-needed for the vocabulary alone. Install `tritonclient[grpc]`.
+needed only for the vocabulary. Install `tritonclient[grpc]`.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ export interface OpenOptions {
   onProgress?: (progress: Progress) => void;
   signal?: AbortSignal;
   /**
-   * The folder with the files of onnxruntime-web and tokenizers; `vendor/` beside `src/` by default. Not in
+   * The folder with the files of onnxruntime-web and tokenizers; `vendor/` next to `src/` by default. Not in
    * Node.
    */
   vendor?: string | URL;
@@ -82,7 +82,7 @@ export interface Model {
   /** Feeds a text of any length to one stream. Where it is stopped, the stream has seen a part of it. */
   feed(prompt: Prompt, memory: Memory, options?: { signal?: AbortSignal }): Promise<void>;
   /**
-   * The surprisal of every token of a text of any length. That of the first token follows from what the
+   * The surprisal of every token of a text of any length. For the first token it follows from what the
    * memory has seen; it is not a number where the memory is new, was loaded, or is left out.
    */
   score(prompt: Prompt, options?: ScoreOptions): Promise<Scores>;
@@ -96,8 +96,8 @@ export interface Model {
    * tokens that were yielded; where it was stopped or failed within the prompt, a part of the prompt. An
    * aborted signal raises an XLExportError with the name `AbortError`.
    *
-   * The draws are those of Python's `xl-export generate` with the same seed: `numpy.random.default_rng([seed,
-   * 0])`.
+   * The draws are as in Python's `xl-export generate` with the same seed:
+   * `numpy.random.default_rng([seed, 0])`.
    */
   generate(prompt: Prompt, options?: GenerateOptions): AsyncGenerator<Piece, void, void>;
   /** The file of some streams (docs/reference/saved-streams.md), which Python's `load_memory` reads too. */
@@ -293,7 +293,7 @@ export interface TensorFacts {
   when?: string;
 }
 
-/** Types of memory tensors; those of bytes have scales, which are float32 tensors of their own. */
+/** Types of memory tensors; tensors of bytes have scales, which are float32 tensors of their own. */
 export type MemoryType = "float32" | "float16" | "int8";
 
 /** The fields of `spec.json` that this package reads, and those that people ask for. */

@@ -154,7 +154,7 @@ def pitch_ranges(scores: list[Score]) -> dict[int, tuple[int, int]]:
 
 
 def melody_pieces(score: Score) -> collections.Counter[tuple[int, ...]]:
-    """Returns how often each run of `SHINGLE` intervals stands in the soprano, in any key and rhythm."""
+    """Returns how often each run of `SHINGLE` intervals occurs in the soprano, in any key and rhythm."""
     pitches = [note.pitch for note in sorted(score.notes, key=lambda note: note.start) if note.voice == 0]
     steps = [second - first for first, second in itertools.pairwise(pitches)]
     steps = [step for step in steps if step]  # the same tune is set to texts with other syllables

@@ -36,7 +36,7 @@ def slices(events: Iterable[Event], *, tempo: float) -> Iterator[Slice]:
     """Yields the slices of a stream of events, each as soon as the next event is known.
 
     tempo: quarter notes a minute. The last event lasts for a beat. A slice in which a chord with a fermata
-    begins is longer, and a pause stands between two pieces.
+    begins is longer, and there is a pause between two pieces.
     """
     second = 60 / tempo / TICKS  # of a tick
     pitches: list[int | None] = [None] * len(VOICES)

@@ -3,7 +3,7 @@
     python examples/music/play.py examples/music/chorales --seconds 60 --out bach
     python examples/music/play.py examples/music/chorales --endless --pipe | aplay
 
-It needs NumPy and ONNX Runtime (`pip install '.[cpu]'`), and matplotlib for the picture alone. With
+It needs NumPy and ONNX Runtime (`pip install '.[cpu]'`), and matplotlib only for the picture. With
 --endless music is written while it is made, and the program's memory does not grow, however long it plays.
 """
 
@@ -65,7 +65,7 @@ def music_ids(
     vocab = session.vocab.to_json()
     if vocab.get("names") != list(NAMES):
         raise runtimes.UserError(
-            f"this model has {session.vocab.size} tokens that are not those of scheme.py; give the "
+            f"this model has {session.vocab.size} tokens that differ from scheme.py's; give the "
             "artefact of a model that was trained on the dataset of prepare.py."
         )
     return _drawn(session, [IDS[END], *prompt], sampler, np.random.default_rng(seed))
@@ -128,7 +128,7 @@ def _write_midi(music: Iterator[Slice], given: argparse.Namespace) -> None:
                 file.write(next(music))
                 if number % 1000 == 0:
                     print(f"{number:,} chords and notes", flush=True)
-    except BrokenPipeError:  # nobody reads what is printed
+    except BrokenPipeError:  # the reader of the output has gone
         raise
     except OSError as error:
         kept = "it ends with the last piece that was whole" if path.exists() else "nothing is left there"

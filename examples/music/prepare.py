@@ -3,7 +3,7 @@
     python examples/music/prepare.py --out chorales-data
 
 It needs `pip install '.[train,music]'` in the checkout.
-Reading the corpus takes two to five minutes, once: the scores are kept beside the dataset, as `scores.json`.
+Reading the corpus takes two to five minutes, once: the scores are kept next to the dataset, as `scores.json`.
 """
 
 from __future__ import annotations

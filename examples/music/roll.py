@@ -44,7 +44,7 @@ def draw(music: Sequence[Slice], path: Path, *, title: str) -> None:
 
 
 def _draw_paper(axis: Any, music: Sequence[Slice], low: int, high: int) -> None:
-    """Draws what stands behind the notes in a row: black keys, bar lines with their numbers, fermatas."""
+    """Draws the background of the notes in a row: black keys, bar lines with their numbers, fermatas."""
     from matplotlib.patches import Arc
 
     first, last = axis.get_xlim()

@@ -126,7 +126,7 @@ class Event:
 class Reader:
     """Turns ids into events as they come, in constant memory.
 
-    A token that cannot stand where it stands changes nothing: a second note of the same voice at a tick, or
+    A token that is not valid at its place changes nothing: a second note of the same voice at a tick, or
     a part of a beat that is over already. `ignored` counts them.
     """
 
@@ -144,7 +144,7 @@ class Reader:
             return self._advance(name)
         if name == END:
             done = self.close()
-            # Silence, or the first chord of the next piece, stands at the next beat.
+            # Silence, or the first chord of the next piece, begins at the next beat.
             self._event = None
             self._first = True
             return done

@@ -42,7 +42,7 @@ def command(extras: str) -> str:
 
 
 def requirements(extra: str) -> Iterator[str]:
-    """The requirements of an extra on this machine, such as `starlette>=0.46`, with those of extras in it."""
+    """The requirements of an extra and of extras in it, on this machine, such as `starlette>=0.46`."""
     for line in requires("xl-export") or ():
         requirement, _, marker = line.partition("; ")
         if not _applies(marker, extra):

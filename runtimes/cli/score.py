@@ -118,7 +118,7 @@ class Totals:
     """What was scored so far.
 
     vocab: None where totals of others are added, which know whether unknown words are counted.
-    text_log_prob: of the texts whose size is known, which those of ids is not.
+    text_log_prob: of the texts whose size is known; the size of a text given as ids is not.
     """
 
     def __init__(self, vocab: Vocab | None) -> None:

@@ -108,7 +108,7 @@ def refuse_for_engine(device: Device, folder: Path, *, own: Kind) -> None:
     if device.kind in (own, "auto"):
         return
     raise ConfigError(
-        f"device is {device} and {folder} is an engine, which runs with {own} alone; leave --device out, or "
+        f"device is {device} and {folder} is an engine, which runs only with {own}; leave --device out, or "
         "give the artefact that it was built from."
     )
 

@@ -159,7 +159,7 @@ def load_engine(folder: Path) -> tuple[EngineFacts, Spec]:
     spec = read_spec(folder / SPEC)
     if spec.identity != facts.artefact:
         raise ArtefactError(
-            f"{folder} was built from the artefact {facts.artefact:.12}, and its {SPEC} is that of "
+            f"{folder} was built from the artefact {facts.artefact:.12}, and its {SPEC} is of "
             f"{spec.identity:.12}; {again}."
         )
     return facts, spec

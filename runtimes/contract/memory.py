@@ -235,7 +235,7 @@ class Memory:
 
     @property
     def current(self) -> bool:
-        """Whether the arrays of a part are still those of its whole; True for a memory that is no part."""
+        """Whether a part still shares the arrays of its whole; True for a memory that is no part."""
         return self._made_of is None or self.holds(self._made_of)
 
     def objects(self) -> Held:
@@ -356,7 +356,7 @@ class Memory:
                 unsure[row] = memory._unsure_rows()[place]
 
     def join(self, other: Memory) -> Memory:
-        """A new memory with the rows of this one and then those of `other`; both stay as they are.
+        """A new memory with the rows of this one followed by the rows of `other`; both stay unchanged.
 
         Raises StreamError where they do not belong to one artefact or run, or have more rows than a session
         or this machine can hold.

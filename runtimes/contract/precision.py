@@ -11,7 +11,7 @@ from runtimes.base.ranges import Range
 from runtimes.base.records import refuse_out_of_range
 from runtimes.base.sealed import Count
 
-# Of the weights. int8-stored is in bytes on disk alone: a session widens it to fp32 as it loads the graph.
+# Precisions of weights. int8-stored is in bytes only on disk: a session widens it to fp32 on loading.
 Precision = Literal["fp32", "fp16", "int8-stored", "int8", "int4"]
 MemoryPrecision = Literal["fp32", "fp16", "int8"]
 Float = Literal["float32", "float16"]
@@ -169,7 +169,7 @@ def sentence(
 ) -> str:
     """What a preset costs and gains, and whether the loss is within its limit.
 
-    stream: the bytes of a stream, and those of the same stream with memory in fp32.
+    stream: the bytes of a stream, and of the same stream with memory in fp32.
     """
     ms = 1e3 * measured.seconds_per_token
     fp32_ms = 1e3 * measured.fp32_seconds_per_token

@@ -77,7 +77,7 @@ class MemoryRule:
     def visible(self, distance: Any, position: Any, offset: Any) -> Any:
         """Whether a query sees a key, as booleans: the mask rule, for NumPy arrays and for torch tensors.
 
-        distance: the position of the query minus that of the key. position: the stream position of the query.
+        distance: the query's position minus the key's. position: the stream position of the query.
         0 is the first token of a text; a negative position is padding, which nothing sees. offset: the index
         of the query in its segment. The three broadcast.
         """

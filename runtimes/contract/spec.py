@@ -86,10 +86,10 @@ POSITION_BYTES = 8  # of the position of one row
 Target = Literal["onnxruntime", "tensorrt", "web"]
 # What wrote the graph: this project node by node, or PyTorch by tracing a module.
 Exporter = Literal["graph", "trace"]
-# Whose answers the reference holds. `exported`: PyTorch's. `stored-weights`: those of the stored weights in
+# Whose answers the reference holds. `exported`: PyTorch's. `stored-weights`: of the stored weights in
 # fp32, for quantised weights. `memory-in-bytes`: PyTorch's, whose memory is rounded to int8 too.
 Answers = Literal["exported", "stored-weights", "memory-in-bytes"]
-# Where graph and weights lie: in `step.onnx` beside `weights.bin`, in `step.onnx` alone, or in `step.ort`.
+# Files of graph and weights: `step.onnx` with `weights.bin`, only `step.onnx`, or `step.ort`.
 Storage = Literal["external", "single-file", "ort"]
 GRAPH_FILES: dict[Storage, tuple[str, ...]] = {
     "external": (GRAPH, WEIGHTS),
@@ -136,7 +136,7 @@ class Spec:
     # About the first position at which a traced module has other answers to a text than near position 0.
     drifts_from: Count | None = None
     memory_shapes: Shapes = ()  # of the memory tensors of a module whose form is `own`
-    # Of the graph, in order. Those of a language model follow from the other fields; the spec of any other
+    # Of the graph, in order. A language model's follow from the other fields; the spec of any other
     # step is the only place that has its inputs and outputs.
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()

@@ -238,8 +238,8 @@ def state_tensors(
 ) -> tuple[TensorSpec, ...]:
     """The memory tensors of a form, layer by layer.
 
-    shapes: those of the form `own`, in order. They must be empty with every other form, whose tensors follow
-    from the model alone. Raises ConfigError where they are not, and for sizes that no memory has.
+    shapes: tensors of the form `own`, in order. They must be empty with every other form, whose tensors
+    follow from the model. Raises ConfigError if they are not, and for sizes that no memory has.
 
     dtype: the type of keys and values. A type with scales, such as int8, is for rings; each tensor of it is
     followed by its scales, float32 [B, H, S, 1].

@@ -90,7 +90,7 @@ def _encoded(raw: bytes, vocab: Vocab, *, name: str) -> ReadText:
 def _standard_input(vocab: Vocab, *, ids: bool, dtype: str | None) -> ReadText:
     if ids or dtype is not None:
         raise TextError(
-            "standard input is read as text, and token ids are read from a file alone; give a file with "
+            "standard input is read as text, and token ids are read only from a file; give a file with "
             "--ids, or leave out --ids and --dtype."
         )
     return _encoded(sys.stdin.buffer.read(), vocab, name="standard input")
@@ -164,7 +164,7 @@ def _read_ids(path: Path, vocab: Vocab, *, declared: bool, dtype: str | None) ->
     side_facts = side.read_bytes() if side.is_file() and side.stat().st_size < MAX_SIDE_BYTES else b""
     if b'"vocabulary_sha256"' in side_facts and side_facts != side_bytes(vocab):
         raise TextError(
-            f"{path} has ids of another vocabulary than that of the model, as {side} says; give ids of the "
+            f"{path} has ids of another vocabulary than the model's, as {side} says; give ids of the "
             "model's vocabulary, or a text."
         )
     if not declared and b'"vocabulary_sha256"' not in side_facts and vocab.kind != "ids":

@@ -509,9 +509,8 @@ def in_pieces(
 ) -> Iterator[tuple[Arrays, Arrays]]:
     """Inputs and outputs of the pieces of a segment [B, T, …] in order, each to be run before the next.
 
-    The outputs of the pieces fill those of the segment. A piece that fails leaves the memory as good as it
-    was: it has written only slots that are not visible from the positions of the memory, and the same tokens
-    are written there again.
+    The pieces' outputs fill the segment's. A piece that fails leaves the memory usable: it has written only
+    slots that are not visible from the positions of the memory, and the same tokens are written there again.
 
     empty_rows: whether a selective graph can compute the logits of no position. If it cannot, it computes the
     logits of each row's last one, which are dropped.

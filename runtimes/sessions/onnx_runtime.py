@@ -309,7 +309,7 @@ def load_graph(
     *,
     tokens: int | None = None,
 ) -> Any:
-    """ONNX Runtime's session over the bytes of a graph and of its weights, its tensors those of the spec.
+    """ONNX Runtime's session over the bytes of a graph and its weights, checked against the spec's tensors.
 
     options, providers: of the session; `options` is changed. tokens: of a graph of fixed sizes that is not
     for whole segments. Raises ArtefactError for a graph that is not the spec's, and whatever ONNX Runtime

@@ -187,7 +187,7 @@ def _compared(
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Pairs of answers, the session's and the reference's, of one replay.
 
-    batch: how many rows are fed; those of the reference are repeated. single: whether the first tokens are
+    batch: how many rows are fed; the reference's rows are repeated. single: whether the first tokens are
     fed one by one, where no profile takes longer segments of so many rows. lead, whole: see `replay`.
     """
     rows = np.arange(batch or len(reference.tokens)) % len(reference.tokens)

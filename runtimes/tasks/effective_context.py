@@ -10,7 +10,7 @@ before it:
 
 and RECL is the first c, from the shortest on, for which g_i(c, c + Δ) < 0.01.
 
-The paper leaves some choices open. Here the shortest c and the step Δ are those of the lengths measured,
+The paper leaves some choices open. Here the shortest c and the step Δ follow from the lengths measured,
 which need not be evenly spaced. T has round(r N) of the N positions, at least one, and the earlier of two
 equals. A model that still gains at the last length has *at least* that RECL.
 

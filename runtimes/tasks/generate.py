@@ -55,7 +55,7 @@ def generate(
     `session.sampler.replaced(temperature=0.5)` changes a part of that.
 
     prompts: one text, one sequence of token ids, or a batch of either, of unequal lengths. Under the
-    same-length mask the text of row r depends on its prompt, the seed and r alone, and not on the other rows.
+    same-length mask the text of row r depends only on its prompt, the seed and r, and not on the other rows.
     A row ends with the vocabulary's token for the end of a document, if it has one. stop: strings that end a
     row too. A stop string and what follows it are not part of the text. In a vocabulary of ids it is one or
     several whole tokens, with blanks between them, and never a part of one. text: False leaves the text of
@@ -125,7 +125,7 @@ def refuse_empty_stops(stop: Sequence[str], vocab: Vocab) -> None:
 
 
 def encode_prompt(vocab: Vocab, prompt: Prompt, *, what: str) -> np.ndarray:
-    """The token ids int64 [N] of a prompt; raises TextError where it has none, or not those of this
+    """The token ids int64 [N] of a prompt; raises TextError if it has none, or ids that are not of this
     vocabulary.
 
     what: a name of the prompt, for messages.
@@ -162,9 +162,9 @@ def _aligned(
 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
     """Rows padded to one length [B, N], how many of its tokens each row has, and where the rows start.
 
-    At the start of a text the padding stands on the left, at negative positions, where it is invisible to
-    what follows; then the starts are not None. In a stream that has begun it stands on the right, and the
-    lengths are not None.
+    At the start of a text the padding is on the left, at negative positions, and so invisible to what
+    follows; then the starts are not None. In a stream that has begun it is on the right, and the lengths are
+    not None.
     """
     lengths = np.array([len(row) for row in rows])
     if memory is not None and memory.batch != len(rows):

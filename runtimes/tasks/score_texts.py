@@ -1,6 +1,6 @@
 """Scoring many texts that do not belong together: sentences, hypotheses of a recogniser, answers to choose.
 
-Each text has a stream of its own, and the memory holds its own past alone. Texts of similar lengths are rows
+Each text has a stream of its own, and the memory holds only its own past. Texts of similar lengths are rows
 of a batch.
 
 The rows are padded on the right. What follows the last token of a stream is never seen by the tokens before

@@ -200,7 +200,7 @@ def _continued(vocab: Vocab, own: np.ndarray, before: str | Sequence[int], conte
         line_ended = isinstance(before, str) and "\n" in before and not before.rpartition("\n")[2].strip()
     elif end != vocab.special.beginning:
         line_ended = bool(ids[-1] == end)
-    else:  # one symbol stands before each line and after it
+    else:  # there is one symbol before each line and after it
         others = np.flatnonzero(ids != end)
         since = len(ids) - 1 - others[-1] if len(others) else len(ids) - 1
         line_ended = since % 2 == 1

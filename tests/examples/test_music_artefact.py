@@ -59,7 +59,7 @@ def test_the_program_writes_music(
 
 
 def test_models_of_other_tokens_are_refused(run: Path) -> None:
-    with pytest.raises(runtimes.UserError, match=r"tokens that are not those of scheme\.py"):
+    with pytest.raises(runtimes.UserError, match=r"tokens that differ from scheme\.py's"):
         play.music_ids(runtimes.open_session(run), [], sampler=runtimes.Sampler(), seed=0)
 
 

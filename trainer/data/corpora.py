@@ -16,7 +16,7 @@ Where these differ from the public Transformer-XL code:
 - WikiText-103: each newline is `<eos>`, words are ordered by their frequency in the training part, and
   equally frequent words by their first appearance. The ids are the same as in the public code. Penn Treebank
   is treated alike, but the public code counts its words in all three parts.
-- One Billion Word: one `<S>` stands between sentences, before the first and after the last, in the order of
+- One Billion Word: there is one `<S>` between sentences, before the first and after the last, in the order of
   the shards. Read as one stream, this predicts what the public code predicts sentence by sentence: each word
   and each sentence's end. The public code shuffles the sentences in each epoch. Words that appear three times
   or more are kept, as in the public list of 793,471, which also counts a `</S>`. The public order among

@@ -39,7 +39,7 @@ def prepare_ids(
     """The dataset `out` of files of ids (see `runtimes.contract.id_files`), read block by block.
 
     A `.txt` file of numbers is one document, whatever its lines are.
-    dtype: of raw `.bin` files. With an end-of-document token in the vocabulary, that token stands after each
+    dtype: of raw `.bin` files. If the vocabulary has an end-of-document token, that token follows each
     document: a file, a row of a two-dimensional array, or a line of a `.jsonl` file. Raises TextError with
     file and index of an id that the vocabulary lacks.
     """

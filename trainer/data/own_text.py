@@ -45,7 +45,7 @@ def prepare_text(
     """
     if vocab == "word" and not (files.valid and files.test):
         raise ConfigError(
-            "--vocab word counts the words of the training part alone; give --valid and --test too, or a "
+            "--vocab word counts only the words of the training part; give --valid and --test too, or a "
             "vocabulary from `xl-export prepare vocab --kind word`."
         )
     for path in files.all:
@@ -106,7 +106,7 @@ def learn_vocab(
 
 
 def encode_file(path: Path, vocab: Vocab, mode: Documents, tick: Tick) -> Iterator[np.ndarray]:
-    """The ids of a file, in blocks. They are those of each document, encoded alone and whole."""
+    """The ids of a file, in blocks. They are the ids of each document, encoded whole and by itself."""
     if isinstance(vocab, ByteVocab) and mode == "file":  # takes any file, UTF-8 or not
         for block in read_blocks(path, tick):
             yield vocab.encode(block)
@@ -181,7 +181,7 @@ def _with_newline(chunks: Iterable[str]) -> Iterator[str]:
 
 
 def _cut(chunks: Iterable[str], kind: str, where: str) -> Iterator[str]:
-    """The text in pieces that can be encoded one by one: the ids are those of the whole text."""
+    """The text in pieces that can be encoded one by one: the ids are the same as of the whole text."""
     rest = ""
     for chunk in chunks:
         if kind == "subword":

@@ -35,7 +35,7 @@ def prepare(
 ) -> DatasetFacts:
     """Facts of the dataset `out`, newly prepared from the corpus `name` in an archive, folder or file.
 
-    The folder appears as a whole. An archive is unpacked to a temporary folder beside it. Raises UserError
+    The folder appears as a whole. An archive is unpacked to a temporary folder next to it. Raises UserError
     for a source that is damaged, lacks a part, is another corpus, or is not the published one. The last is
     accepted if `unverified`.
     """

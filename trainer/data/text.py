@@ -86,8 +86,8 @@ def build_vocab(
     """
     if (min_count > 1 and name != "word") or (max_size is not None and name not in ("word", "subword")):
         raise ConfigError(
-            f"min_count is for vocabularies of words and max_size for those of words or subwords, and vocab "
-            f"is {name}; leave them out."
+            "min_count is for vocabularies of words and max_size for words or subwords, and vocab is "
+            f"{name}; leave them out."
         )
     if name == "byte":
         return ByteVocab()
@@ -129,7 +129,7 @@ def takes_bytes(name: str) -> bool:
 def vocab_of_file(name: str) -> Vocab:
     """The vocabulary in a file that a user gives as --vocab, to encode texts with it.
 
-    Raises ConfigError for a name that cannot be that of a vocabulary, and for a file that does not exist.
+    Raises ConfigError for a name that no vocabulary can have, and for a file that does not exist.
     """
     refuse_vocab_name(name)
     if not Path(name).is_file():

@@ -35,10 +35,10 @@ def step_multiply_adds(model: ModelConfig, rule: MemoryRule, form: Form, segment
 def training_multiply_adds(
     model: ModelConfig, rule: MemoryRule, batch: int, lengths: Sequence[int] | None = None
 ) -> int:
-    """For one training step of all lanes: three forward passes, two of which stand for the backward pass.
+    """For one training step of all lanes: three forward passes, because a backward pass costs about two.
 
-    The memory is hidden states, whose keys and values every step projects. Of an adaptive softmax the head
-    alone is counted. lengths: for each layer, the tokens of the memory that it reads at most; None for all.
+    The memory is hidden states, whose keys and values every step projects. Of an adaptive softmax only
+    the head is counted. lengths: for each layer, the most tokens of the memory that it reads; None for all.
     """
 
     def of_layer(mem_len: int) -> int:

@@ -19,7 +19,7 @@ AttentionFunction = Callable[..., Tensor]  # with the signature of `relative_att
 
 @dataclass(frozen=True)
 class Terms:
-    """The terms of one layer's scores that do not depend on content alone; each may be None.
+    """The terms of one layer's scores that do not depend only on content; each may be None.
 
     Row d of an array [J, …] is for distance d.
     """
@@ -59,7 +59,7 @@ def relative_attention(
     Sukhbaatar et al. 2019b, equations 3 to 9).
 
     - query [B, T, H, K].
-    - key, value [B, J, H, K]: those of the queries' own tokens come last.
+    - key, value [B, J, H, K]: the queries' own tokens come last.
     - visible bool [B, T, J]: the keys that each query attends to.
     - persistent: keys and values [H, N, K] that are visible to every query and have no distance.
     - dropout: the probability that a weight is dropped.

@@ -24,7 +24,7 @@ GROUP_BYTES = 4 << 20  # of the scores that are computed together
 
 
 class Piece(NamedTuple):
-    """Some lanes of one block of queries, which see these keys; the last key is that of the last query."""
+    """Some lanes of one block of queries, which see these keys; the last key belongs to the last query."""
 
     lanes: slice
     queries: slice
@@ -96,7 +96,7 @@ class BlockedAttention(torch.autograd.Function):
 
     content, positional [H, B, T, K]: the queries of the products with keys and with rows, divided by sqrt(K).
     key, value [H, B, J, K]. rows [H, W + 1, K]: position vectors by distance. bias, gate [H, C, W]: by key,
-    for the last queries and keys; those of other blocks are its last rows and columns. own_key, own_value
+    for the last queries and keys; other blocks use its last rows and columns. own_key, own_value
     [H, N, K]: persistent vectors. hidden [1 or B, T, J]: is added to the scores. blind bool [1 or B, T, 1]:
     queries that see nothing, or None. parts: see `pieces`. epsilon: of a gate. dropout: of weights.
     """
@@ -230,7 +230,7 @@ class BlockedAttention(torch.autograd.Function):
 
 
 def _keys(context: Tensor, own: Tensor | None, piece: Piece) -> Tensor:
-    """The keys or values [H, b, W + N, K] of a piece: those of the context, and then persistent ones."""
+    """The keys or values [H, b, W + N, K] of a piece: first the context's, then persistent ones."""
     part = context[:, piece.lanes, piece.keys]
     if own is None:
         return part
@@ -238,7 +238,7 @@ def _keys(context: Tensor, own: Tensor | None, piece: Piece) -> Tensor:
 
 
 def _add_keys(context: Tensor, own: Tensor | None, gradient: Tensor, piece: Piece) -> None:
-    """Adds the gradient of `_keys` to those of its two arguments."""
+    """Adds the gradient of `_keys` to the gradients of its two arguments."""
     context[:, piece.lanes, piece.keys] += gradient[:, :, : piece.W]
     if own is not None:
         own += gradient[:, :, piece.W :].sum(1)

@@ -140,7 +140,7 @@ class ModelConfig:
     """`feed-forward` for attention and a feed-forward network. The other choices have persistent vectors in
     the place of the network (Sukhbaatar et al. 2019b): `all-attention` (one softmax over context and
     persistent vectors), and the variants of its Figure 2: `attn-split` (persistent vectors have a softmax
-    of their own), `head-split` (half of the heads see persistent vectors alone), `single-head` (as
+    of their own), `head-split` (half of the heads see only persistent vectors), `single-head` (as
     attn-split, but not split into heads) and `ff-attn` (a feed-forward network with softmax in the place
     of ReLU).
     """
@@ -153,7 +153,7 @@ class ModelConfig:
     initialization: Literal["normal", "uniform-fan-in"] = "normal"
     """The values that training starts from. `normal`: matrices from Normal(0, 0.02), biases 0, as the public
     code of Dai et al. `uniform-fan-in`: matrices and biases of linear layers from U(±1/√n) with n inputs,
-    and embeddings from Normal(0, 1), which are PyTorch's defaults and those of the public code of
+    and embeddings from Normal(0, 1), which are the defaults of PyTorch and of the public code of
     Sukhbaatar et al.
     """
     dropout: Share = 0.0

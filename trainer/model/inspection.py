@@ -64,9 +64,9 @@ def observe(
     Appendix D, average over a validation set.) A distance that the mask hides counts as 0.
 
     As in the paper, Figure 7 does not show scores. For each of the terms (a) q·k, (b) q·r(d) and (d) v·r(d),
-    the softmax of that term alone is taken over the visible keys, and these distributions are averaged. Terms
-    are divided by sqrt(K), as in the score. The mask of a learned span is left out. The term (c) u·k is left
-    out too, as in the paper, because it does not depend on the distance.
+    the softmax of that term by itself is taken over the visible keys, and these distributions are averaged.
+    Terms are divided by sqrt(K), as in the score. The mask of a learned span is left out, and so is the term
+    (c) u·k, as in the paper, because it does not depend on the distance.
 
     Only the first half of the heads of `head-split` attends to the context. The model must be in evaluation
     mode. Raises TextError for a text without room for `stretch`, ConfigError for terms that the model does

@@ -187,7 +187,7 @@ class LanguageModel(nn.Module):
                 if (layer < last if ahead == 1 else config.objective.second_target)
             }
         )
-        # A model of shapes alone has no values. To draw them PyTorch would load its compiler for seconds.
+        # A meta model has only shapes. To draw them PyTorch would load its compiler for seconds.
         if not any(parameter.is_meta for parameter in self.parameters()):
             self.reset_parameters()
 
@@ -241,7 +241,7 @@ class LanguageModel(nn.Module):
     ) -> tuple[list[Tensor], list[Tensor]]:
         """The output [B, T, D] of each layer, and the memory after the segment.
 
-        The arguments are those of `inputs_and_outputs`; the memory after has M tokens too.
+        The arguments are as in `inputs_and_outputs`; the memory after has M tokens too.
         """
         inputs, outputs = self.inputs_and_outputs(tokens, memory, positions, rule, attention=attention)
         T = tokens.shape[1]

@@ -17,7 +17,7 @@ from runtimes.contract.rule import MAX_LENGTH, MemoryRule
 from trainer.model.attention import Terms
 from trainer.model.config import ModelConfig
 
-KEPT_TABLES = 4  # tables of sinusoids that a model keeps: those of training and of validation
+KEPT_TABLES = 4  # tables of sinusoids that a model keeps: for training and for validation
 KEPT_VALUES = 1 << 22  # a table with more values is not kept; only the rows that are needed are computed
 KINDS: dict[str, type[Positions]] = {}  # each kind by its name in `ModelConfig.positions`
 
@@ -105,7 +105,7 @@ class Positions(nn.Module):
     def table_rows(self, rule: MemoryRule) -> int:
         """The number of distances, from 0 on, that have terms of their own.
 
-        Longer ones have those of the last row.
+        Longer ones use the last row.
         """
         own = self.has_context and not self.added_to_input
         return min(rule.position_rows, self.config.context) if own else rule.position_rows

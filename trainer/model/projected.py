@@ -100,7 +100,7 @@ def projected_block(
     """Returns the output of `Block.forward`, and the keys and values [B, h, J, K] of memory and segment.
 
     past: the keys and values [B, h, M, K] of the memory, of the first h heads; the others attend to no
-    context. write: joins the segment's own keys or values [B, h, T, K] to those of the memory.
+    context. write: joins the segment's own keys or values [B, h, T, K] to the memory's.
     """
     config = block.config
     normal = block.attention_norm(x) if config.pre_norm else x

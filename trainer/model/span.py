@@ -31,7 +31,7 @@ class AdaptiveSpan(nn.Module):
     def mask(self, count: int, dtype: torch.dtype | None = None) -> Tensor:
         """m(d) [count, H] for distances 0 … count - 1: clamp((R + z + 1 - d) / R, 0, 1), and 0 beyond S.
 
-        dtype: of the computation; that of the spans when None.
+        dtype: of the computation; the spans' own when None.
         """
         distance = torch.arange(count, device=self.share.device, dtype=dtype)[:, None]
         soft = ((1 - distance + self.share * self.span.maximum) / self.span.ramp + 1).clamp(0, 1)

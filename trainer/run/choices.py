@@ -21,7 +21,7 @@ SHORT_NAMES: dict[str, CorpusName] = {
 
 
 def refuse_vocab_name(name: str) -> None:
-    """Raises ConfigError for a name that is neither a kind of vocabulary nor that of a vocabulary's file."""
+    """Raises ConfigError for a name that is neither a kind of vocabulary nor a vocabulary's file."""
     if name in VOCAB_KINDS or Path(name).suffix in VOCAB_SUFFIXES:
         return
     near = difflib.get_close_matches(name, VOCAB_KINDS, n=1)

@@ -27,7 +27,7 @@ MODEL = "model.safetensors"
 STATE = "training.safetensors"
 SHA256 = "tensors_sha256"  # in the metadata of a file of tensors
 MAX_HEADER = 100_000_000  # bytes, as the library of safetensors limits it
-# The unit of a score of one token, where every token stands for one such unit of the text.
+# The unit of the score of one token, for vocabularies whose tokens each are one unit of the text.
 UNITS = {"byte": "byte", "char": "character"}
 NO_WEIGHTS = ("auxiliary.", "positions.frequencies")  # classifiers of training, and a constant
 Values = list[tuple[int, float]]  # of a key, with their steps

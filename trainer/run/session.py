@@ -99,7 +99,7 @@ class TorchSession:
 
     @cached_property
     def memory_identity(self) -> MemoryIdentity:
-        """As that of an artefact with memory of the form `hidden`, if all heads have the whole memory."""
+        """As in an artefact with memory of the form `hidden`, if all heads have the whole memory."""
         layout = layout_of(self.state, self.rule, "hidden", self.vocab)
         return MemoryIdentity(layout=layout, weights=self.weights)
 
@@ -206,7 +206,7 @@ class TorchSession:
         other = type(self)(self.model, self.vocab, rule, weights=self.weights)
         other.device = self.device
         other.sampler = self.sampler
-        other._process = self._process  # the weights and PyTorch's threads are those of that process
+        other._process = self._process  # the weights and PyTorch's threads belong to that process
         return other
 
     def step_bytes(self, *, segment: int) -> int:
@@ -364,7 +364,7 @@ def _rows_at(hidden: Tensor, index: np.ndarray) -> Tensor:
 class ProjectedTorchSession(TorchSession):
     """The same model and answers, with keys and values as its memory.
 
-    A segment does not compute those of earlier segments again.
+    A segment does not compute the keys and values of earlier segments again.
 
     An artefact is compared with it, because hidden states would take too long. It is PyTorch's side in
     benchmarks. write: how the memory takes keys and values up; see `trainer.model.projected.ProjectedModel`.

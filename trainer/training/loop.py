@@ -74,7 +74,7 @@ def train(config: TrainConfig, out: Path | str, *, force: bool = False, progress
         config = with_vocab_size(config, source.vocab)
         if start is not None and sizes(config.model) != sizes(start.model.config):
             raise ConfigError(
-                f"start_from is {config.start_from}, whose model sizes are not those of the new run; leave "
+                f"start_from is {config.start_from}, whose model sizes differ from the new run's; leave "
                 "out changes of sizes."
             )
         _check_held_out(config, source.valid)

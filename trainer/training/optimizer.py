@@ -1,7 +1,7 @@
 """The optimisers Adam, AdamW and Adagrad. They clip gradients in two ways.
 
 `adam` and `adamw` scale the whole gradient down to the norm `clip`. `adamw` also multiplies matrices by
-1 - lr * weight_decay in each step (Loshchilov and Hutter 2019, Algorithm 2). `adagrad` is that of Sukhbaatar
+1 - lr * weight_decay in each step (Loshchilov and Hutter 2019, Algorithm 2). `adagrad` is as in Sukhbaatar
 et al. (2019, the public code of adaptive-span): the squared gradients are summed unclipped, and the *step* of
 a tensor is scaled by clip / norm where the norm of its gradient is larger. That equals torch.optim.Adagrad
 with a learning rate of its own for each tensor, as here.

@@ -44,7 +44,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process (0, 1, …, count - 1) among those of one run, and the device that it trains on."""
+    """This process (0, 1, …, count - 1) among the processes of a run, and the device that it trains on."""
 
     rank: int = 0
     count: int = 1

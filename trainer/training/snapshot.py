@@ -266,7 +266,7 @@ def _shared(training: Training) -> dict[str, Tensor]:
 
 
 def _wholes(training: Training) -> dict[str, Tensor]:
-    """`_shared`, with each sharded tensor whole on the host, on the first process alone. Collective."""
+    """`_shared`, with each sharded tensor whole on the host, only on the first process. Collective."""
     named = {}
     for name, tensor in _shared(training).items():
         value = whole(tensor)

@@ -2,8 +2,8 @@
 
 Keys beyond the longest span of a layer and its ramp have no weight, and their weight has no gradient. So a
 step leaves them out, and its loss and gradients are the same. Spans change in every step, but to read them
-waits for the device. Here they are read rarely: between two readings, a bound on what the optimiser can add
-to a span stands for the span.
+waits for the device. Here they are read rarely; between two readings, a span is bounded by what the optimiser
+can have added to it.
 """
 
 from __future__ import annotations

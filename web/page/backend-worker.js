@@ -198,7 +198,7 @@ async function noteOf(file) {
   }
 }
 
-/** The names of the page and those of the module: `top_p` and `topP`. @param {string} name */
+/** The page's names and the module's: `top_p` and `topP`. @param {string} name */
 const camel = (name) => name.replace(/_(.)/g, (_, letter) => letter.toUpperCase());
 
 /** @param {string} name */

@@ -32,7 +32,7 @@ export async function changeTo(tokenize, shown, text) {
 }
 
 /**
- * Everything was typed: the tokens are those of the whole text.
+ * Everything was typed: the whole text is tokenized.
  * @param {Tokenize} tokenize @param {Shown} shown @param {string} text @param {number} common
  */
 async function encoded(tokenize, { ids, ends }, text, common) {

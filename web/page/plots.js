@@ -225,7 +225,7 @@ function label(value) {
 }
 
 /**
- * The drawing context of a canvas whose pixels are those of the screen, and its size in CSS pixels.
+ * The drawing context of a canvas at the screen's resolution, and its size in CSS pixels.
  * @param {HTMLCanvasElement} canvas
  */
 export function sized(canvas) {

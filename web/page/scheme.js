@@ -25,7 +25,7 @@ const NOTE = /^([SATB])(-|\d{2})$/;
  * }} Slice A stretch of time in which no note begins or ends.
  */
 
-/** Whether the names of a vocabulary are those of four-part music. @param {readonly string[] | null} names */
+/** Whether a vocabulary is for four-part music. @param {readonly string[] | null} names */
 export function isMusic(names) {
   const needed = [END, FERMATA, "4/4", "key+0", ...BEATS, ...PARTS_OF_A_BEAT, "S-", "A-", "T-", "B-"];
   return Array.isArray(names) && needed.every((name) => names.includes(name));

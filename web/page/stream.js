@@ -124,7 +124,7 @@ export class Stream {
   }
 
   /**
-   * Makes the stream that of the text again, if work that failed or was stopped had fed a part of it.
+   * Makes the stream match the text again, if work that failed or was stopped had fed a part of it.
    * @param {AbortSignal} [signal]
    */
   async repair(signal) {
@@ -220,7 +220,7 @@ export class Stream {
     return line?.ids ?? [0]; // characters without a new line
   }
 
-  /** Whether the stream has seen other tokens than those of the text. */
+  /** Whether the stream has seen other tokens than the text has. */
   #differs() {
     return this.handle.position !== this.position;
   }

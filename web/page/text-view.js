@@ -14,7 +14,7 @@ export class TextView {
     this.why = part("why");
     /** @type {HTMLSpanElement[]} One for each token of the stream; those without text are not in the page. */
     this.spans = [];
-    this.length = 0; // of the stream's text that stands in the text area
+    this.length = 0; // characters of the stream's text in the text area
     /** @type {HTMLSpanElement | null} */
     this.marked = null;
     this.end = document.createTextNode("\u200b"); // so that a new line at the end has its height

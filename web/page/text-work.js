@@ -11,7 +11,7 @@ const TYPED = 20_000; // tokens that are shown of a text that was typed or paste
 const TYPING = 60; // milliseconds without a key, after which what was typed is computed
 const LONGEST_LINK = 8000; // characters
 const OPENING = { seed: 4 }; // what a visitor finds
-// How a text begins that nobody has typed; a model that has not read stories begins one by itself.
+// How a text begins if nothing was typed; a model that was not trained on stories begins one by itself.
 const BEGINNINGS = [
   "Once upon a time there was",
   "There was once a king who",
@@ -91,7 +91,7 @@ export class TextWork {
     this.area.focus();
   }
 
-  /** A new text that nobody has to begin; it replaces one that came about in the same way. */
+  /** A new text that begins by itself; it replaces one that began in the same way. */
   async surprise() {
     await this.stop();
     if (this.#disposable) await this.#clear();
@@ -124,7 +124,7 @@ export class TextWork {
     else await this.go({});
   }
 
-  /** Continues the text. @param {any} given settings other than those of the page */
+  /** Continues the text. @param {any} given settings that replace the page's */
   async go(given) {
     const control = new AbortController();
     this.running = control;

@@ -13,7 +13,7 @@ export class XLExportError extends Error {
 /** The error of a file that does not exist. */
 export class MissingError extends XLExportError {}
 
-/** The error of a step that was stopped by an AbortSignal; its name is that of the platform's own. */
+/** The error of a step that was stopped by an AbortSignal; it has the name of the platform's own. */
 export class StoppedError extends XLExportError {
   constructor() {
     super("the work was stopped by its signal; start it again with a signal that was not aborted.");
@@ -40,7 +40,7 @@ export function refuseStopped(signal) {
 }
 
 /**
- * A value as it stands in a message: short, and never more than one line.
+ * A value for a message: short, and never more than one line.
  * @param {unknown} value
  */
 export function shown(value) {

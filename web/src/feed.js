@@ -9,7 +9,7 @@ const PAUSE_AFTER = 12; // milliseconds of work, so that a page stays responsive
 
 /**
  * Feeds tokens to the one stream of a memory. Under the mask `same-length` segments are as long as they can
- * be without keeping a signal waiting, because cutting changes no answer; otherwise they are those of Python.
+ * be without keeping a signal waiting, because cutting changes no answer; otherwise they are as in Python.
  * @param {import("./stepper.js").Stepper} stepper @param {number[]} tokens
  * @param {import("./memory.js").Memory} memory
  * @param {{

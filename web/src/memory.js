@@ -6,7 +6,7 @@ const TAIL = 16; // tokens of the first stream that are kept, from which its tex
 
 /** @typedef {import("./engine/session.js").Engine} Engine */
 
-/** Frees the buffers of a memory that nobody holds any longer. */
+/** Frees the buffers of a memory that is no longer referenced. */
 const forgotten = new FinalizationRegistry((/** @type {{engine: Engine, state: any}} */ { engine, state }) =>
   engine.release(state),
 );

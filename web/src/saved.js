@@ -86,7 +86,7 @@ export async function loadMemory(bytes, engine, spec, identity, adopt) {
     tensors.push(numbers);
     if (scales) tensors.push(new Uint8Array(scales.buffer, scales.byteOffset, scales.byteLength));
   }
-  if (arrays.size) throw damaged("its arrays are not those of this model");
+  if (arrays.size) throw damaged("its arrays do not fit this model");
   const adopted = metadata.adopted?.split(",") ?? Array(found.length).fill("");
   if (adopted.length !== found.length || !adopted.every((row) => /^[0-9a-f ]*$/.test(row))) {
     throw damaged("`adopted` does not have the hashes of its streams");

@@ -155,7 +155,7 @@ export class Stepper {
 
   /**
    * Feeds one segment and advances the memory. The logits are [batch · length · V] for a vocabulary of
-   * moderate size, and otherwise those of the wanted positions.
+   * moderate size, and otherwise only of the wanted positions.
    * @template T
    * @param {Segment} segment @param {Memory} memory @param {Which} which
    * @param {number[][] | null} targets

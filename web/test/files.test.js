@@ -14,7 +14,7 @@ const files = Object.fromEntries(
   readdirSync(folder).map((name) => [name, new Uint8Array(readFileSync(join(folder, name)))]),
 );
 
-test("the own SHA-256 is that of the platform, at every border of a block", async () => {
+test("the own SHA-256 equals the platform's, at every border of a block", async () => {
   for (const length of [0, 1, 55, 56, 57, 63, 64, 65, 119, 120, 128, 1000, 70000]) {
     const bytes = Uint8Array.from({ length }, (_, i) => (i * 31 + length) & 255);
     assert.equal(ownSha256(bytes), await sha256(bytes));

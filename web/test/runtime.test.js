@@ -1,4 +1,4 @@
-/** WebAssembly is started once, and one caller's signal and threads are not those of the next. */
+/** WebAssembly is started once, and one caller's signal and threads do not affect the next. */
 import assert from "node:assert/strict";
 import { cpSync, mkdirSync } from "node:fs";
 import { createRequire } from "node:module";

@@ -1,6 +1,6 @@
 """The demo: the trained models of `examples/` write and play; on request a small one is trained and compared.
 
-Without a training it needs NumPy, ONNX Runtime, click and tokenizers alone.
+Without a training it needs only NumPy, ONNX Runtime, click and tokenizers.
 """
 
 from __future__ import annotations

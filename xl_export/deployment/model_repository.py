@@ -136,7 +136,7 @@ def write_engine(artefact: Path, repository: Path, options: BuildOptions, *, nam
 def write_sequence_graph(artefact: Path, spec: Spec, file: Path) -> SequenceGraph:
     """Writes the step graph of an artefact as a graph for the server.
 
-    It is fed as the server feeds it; raises ArtefactError unless its answers are those of the artefact's.
+    It is fed as the server feeds it; raises ArtefactError unless its answers equal the artefact's.
     """
     graph = read_sequence_graph(artefact, spec)
     save_model(graph.model, file.parent, name=file.name)

@@ -30,9 +30,9 @@ FONT = "DejaVu Sans Mono"  # of tokens
 CHARACTERS = 12  # of a token that are shown, at most
 DECADES = 4  # how many decades of weights have a colour of their own
 NAMES = {
-    "a": "(a) content alone: q · k",
+    "a": "(a) only content: q · k",
     "b": "(b) content and position: q · W_kR R",
-    "d": "(d) position alone: v · W_kR R",
+    "d": "(d) only position: v · W_kR R",
 }
 
 

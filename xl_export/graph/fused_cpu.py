@@ -60,7 +60,7 @@ class FusedStepGraph(StepGraph):
     """The same model as `StepGraph`, with the fused operators."""
 
     domains: Mapping[str, int] = MappingProxyType({DOMAIN: 1})
-    operator = ATTENTION  # of attention alone
+    operator = ATTENTION  # without the rest of the layer
 
     @property
     def small(self) -> bool:
@@ -137,7 +137,7 @@ class FusedStepGraph(StepGraph):
     def attributes(self, group: Group, *, at: int, keys_at: int, heads: int) -> dict[str, int | float]:
         """The attributes of attention for a group of heads.
 
-        at: the group's first column among those of `heads` heads. keys_at: the first column of all keys.
+        at: the group's first column in `heads` heads. keys_at: the first column of all keys.
         """
         attributes: dict[str, int | float] = {
             "heads": len(group.heads),

@@ -1,6 +1,6 @@
 """Writes the files with which onnxruntime-genai loads a ring artefact and its tokenizer without changes.
 
-What it reads was found in its sources, release 0.18, and in those of onnxruntime-extensions, which computes
+What it reads was found in its sources, release 0.18, and in onnxruntime-extensions, which computes
 its tokenizers: `tokenizer.json`, and a class of tokenizers named in `tokenizer_config.json`. Only byte-level
 BPE is computed there exactly as `tokenizers` does, so only that is written; bytes and characters are a
 byte-level BPE, too.
@@ -177,10 +177,10 @@ def byte_alphabet() -> list[str]:
 
 
 def _is_byte_level(vocab: SubwordVocab) -> bool:
-    """Whether a `tokenizer.json` is byte-level BPE as that of GPT-2, which genai computes exactly.
+    """Whether a `tokenizer.json` is byte-level BPE like GPT-2's, which genai computes exactly.
 
     Every byte must be a token, since genai does not leave out those that are none. An added token must be
-    found wherever its text stands, and nothing but its text.
+    found wherever its text occurs, and nothing but its text.
     """
     if vocab.library != "tokenizers":
         return False

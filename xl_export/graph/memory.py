@@ -75,7 +75,7 @@ class MemoryLayers(Layers):
     ) -> tuple[ir.Value, ...]:
         """Returns queries [B, H, T, K] of all heads, and keys and values of the heads in `order`.
 
-        The keys and values are those of the segment.
+        The keys and values belong to the segment.
         """
         packed = self.projected(layer, x, order, others)
         pieces = [

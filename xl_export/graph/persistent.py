@@ -38,7 +38,7 @@ def attend_by_parts(
     gate: factors of the weights after the softmax, [B, h, T, J], 0 for keys that are not visible. Then the
     weights are divided by their sum plus epsilon, and a query without visible keys gets zeros. The public
     code of adaptive spans has this form (`SpanConfig.epsilon`). Without an epsilon the mask is part of the
-    scores, as log m(d), and the softmax alone is enough.
+    scores, as log m(d), and a plain softmax is enough.
 
     persistent: queries without u, and persistent keys [h, K, N] and values [h, N, K], which share the softmax
     with the context (Sukhbaatar et al. 2019b, equation 9) and are not gated. The two products stay separate
@@ -74,9 +74,9 @@ def attend_by_parts(
 def attend_persistent(
     layers: Layers, layer: int, query: ir.Value, order: Sequence[int] | None = None
 ) -> ir.Value:
-    """Returns attention of queries [B, h, T, K] over persistent vectors alone.
+    """Returns attention of queries [B, h, T, K] over only the persistent vectors.
 
-    order: the order of the heads in `query`, where it differs from that of the model.
+    order: the order of the heads in `query` if it differs from the model's.
     """
     op = layers.op
     config = layers.config
@@ -105,7 +105,7 @@ def persistent_constants(layers: Layers, layer: int, heads: Sequence[int]) -> tu
 
 
 def persistent_tables(layers: Layers, layer: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns keys and values [h, N, K] for queries that include 1/sqrt(K), which those of ff-attn do not.
+    """Returns keys and values [h, N, K] for queries that include 1/sqrt(K), which ff-attn's do not.
 
     A score is q·(k sqrt(W)) / sqrt(W) = q·k for stored keys of any width W.
     """

@@ -114,7 +114,7 @@ class StepGraph(MemoryLayers):
         config = self.config
         # Heads of one group stand side by side, so that each group is one piece of the tensors of all heads.
         order = [head for group in groups for head in group.heads]
-        # In head-split, some heads are in no group: they see persistent vectors alone, and come last.
+        # In head-split, some heads are in no group: they see only persistent vectors, and come last.
         others = [head for head in range(config.heads) if head not in order]
         hidden = FORM_FACTS[self.spec.form].holds == "hidden"
         if hidden:

@@ -42,7 +42,7 @@ class WebMask(StepMask):
 
 
 class WebStep(StepGraph):
-    """The step whose memory and attention are products; its tensors and their meaning are those of others."""
+    """The step whose memory and attention are products; its tensors mean the same as in other steps."""
 
     def new_mask(self, rule: MemoryRule) -> WebMask:
         return make_mask(self.op, self.inputs, rule, self.terms.rows(rule), circular=self.spec.circular)
@@ -51,7 +51,7 @@ class WebStep(StepGraph):
         return list(selected_densely(self, x, self.inputs["targets"], self.inputs["logit_rows"]))
 
     def write_ring(self, group: Group, past: ir.Value, new: ir.Value) -> ir.Value:
-        """The ring after the step: a slot keeps its vector, or takes that of the token written to it."""
+        """The ring after the step: a slot keeps its vector, or gets the vector of the token written to it."""
         op = self.op
         mask = self.mask_of(group)
         assert isinstance(mask, WebMask)

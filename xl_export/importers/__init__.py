@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class Format:
     """A kind of checkpoint that `xl-export import` reads."""
 
-    #: The name; that of its module in this folder has `_` for `-`.
+    #: The name; its module in this folder has `_` for `-`.
     name: str
     #: Its files, for help and messages.
     files: str

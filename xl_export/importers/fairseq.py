@@ -85,7 +85,7 @@ PROJECT = Fairseq()
 NAME = "transformer_xl"
 TASK_NAME = "truncated_bptt_lm"
 MODEL: Table = {  # the fields of TransformerXLConfig; `huggingface.config_table` has their rules
-    **ignored("checked as those of Hugging Face's model", *DEFAULTS, "d_inner"),
+    **ignored("checked as in Hugging Face's model", *DEFAULTS, "d_inner"),
     **fixed(NAME, "_name"),
     **ignored("how a training saves memory", "checkpoint_activations", "offload_activations"),
     **ignored("the longest sample that may be given", "max_target_positions"),

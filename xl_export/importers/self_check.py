@@ -31,7 +31,7 @@ def check_import(checkpoint: Checkpoint) -> float:
     """Returns the largest difference, in nats, between fast float32 and naive float64 attention.
 
     Both score the same random tokens with a memory that is shortened to 10 tokens. The naive model computes
-    all probabilities, and the fast one computes those of the targets only. Raises ArtefactError if one
+    all probabilities, and the fast one computes only the targets' probabilities. Raises ArtefactError if one
     token differs by more than 1e-3.
     """
     rule = dataclasses.replace(

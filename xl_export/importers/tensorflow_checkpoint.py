@@ -65,7 +65,7 @@ def files_of(prefix: Path) -> dict[str, Path]:
 
 
 def read_variables(prefix: Path) -> Mapping[str, Tensor]:
-    """Returns the variables of a checkpoint by name, without those of the optimiser.
+    """Returns the variables of a checkpoint by name, without the optimiser's.
 
     Raises MissingPackageError if TensorFlow is not installed, ArtefactError if it cannot read the file.
     """

@@ -19,7 +19,7 @@ MAX_NAMES = 100_000
 
 
 def write_variables(prefix: str, out: str, limit: int) -> None:
-    """Writes the variables of a checkpoint to an `.npz` file, without those of the optimiser.
+    """Writes the variables of a checkpoint to an `.npz` file, without the optimiser's.
 
     Raises ValueError if they are larger than `limit` or cannot be named in such a file.
     """

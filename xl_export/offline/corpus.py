@@ -138,7 +138,7 @@ def _texts_of_lines(block: Block) -> Iterator[TextToScore]:
 
 def _changed(block: Block) -> TextError:
     return TextError(
-        f"{block.file} has changed since the call began, so its texts are not those of the other blocks; "
+        f"{block.file} has changed since the call began, so its texts do not belong with the other blocks; "
         "begin again with another --work."
     )
 

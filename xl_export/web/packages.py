@@ -103,7 +103,7 @@ def copy_package(
 
 
 def licence_name(package: Package) -> str:
-    """The name under which the licence of a package stands among the files of several packages."""
+    """The file name of a package's licence among the files of several packages."""
     return f"LICENSE.{package.name.rpartition('/')[2]}"
 
 
@@ -122,7 +122,7 @@ def _installed(package: Package, wanted: Mapping[str, str], node_modules: Path) 
             )
         if sha256(folder / path) != expected:
             raise UserError(
-                f"{folder / path} is not that of {package.release}, which the page is written for; run "
+                f"{folder / path} is not from {package.release}, which the page is written for; run "
                 f"`npm install {package.release}`."
             )
     return folder

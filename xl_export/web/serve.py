@@ -12,7 +12,7 @@ from typing import Any
 
 from runtimes.base.errors import UserError
 
-HOST = "127.0.0.1"  # nobody else reaches it
+HOST = "127.0.0.1"  # reachable only from this machine
 # A page gets shared memory, and so threads, only where it is isolated from pages of other origins.
 ISOLATION = {
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -52,7 +52,7 @@ class _Handler(SimpleHTTPRequestHandler):
         self.send_error(404)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing: the terminal shows the address alone."""
+        """Logs nothing: the terminal shows only the address."""
 
 
 class _Server(ThreadingHTTPServer):

@@ -116,7 +116,7 @@ def write_site(
 
 
 def _names(artefacts: Sequence[Path]) -> list[str]:
-    """The name of each model in the site: that of its folder."""
+    """The name of each model in the site: the name of its folder."""
     names = [path.resolve().name or "model" for path in artefacts]
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise ConfigError(

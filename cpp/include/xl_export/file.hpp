@@ -27,7 +27,7 @@ namespace xl_export::detail {
 using Bytes = std::vector<std::uint8_t>;
 
 // Weights, memory and saved streams are little-endian, and are taken as they lie in their files.
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "xl_export serves little-endian machines alone");
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "xl_export supports only little-endian machines");
 
 inline std::string_view as_text(const Bytes& bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
@@ -92,7 +92,7 @@ inline Bytes read_verified(const std::filesystem::path& path, const FileFacts& f
   return bytes;
 }
 
-// A new file under a name that nobody else has, beside the file that it will become.
+// A new file with a unique name, next to the file that it will become.
 class PartialFile {
  public:
   explicit PartialFile(const std::filesystem::path& path) {

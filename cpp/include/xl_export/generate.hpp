@@ -39,8 +39,7 @@ namespace detail {
 // The text of a stream as it grows. It releases what can no longer be part of a stop string.
 class GrowingText {
  public:
-  // border: what stands around each token, and so around a stop string; empty where a stop string may be a
-  // part of a token.
+  // border: what surrounds each token, and so a stop string; empty if a stop string may be a part of a token.
   GrowingText(std::unique_ptr<Decoder> decoder, const std::vector<std::string>& stop, std::string border)
       : decoder_(std::move(decoder)), border_(std::move(border)) {
     for (const std::string& text : stop) stop_.push_back(border_ + text + border_);

@@ -31,7 +31,7 @@ class Value {
 
   // The value of a key; null where the object lacks it.
   const Value* find(std::string_view key) const {
-    if (kind != Kind::object) throw wrong("an object was expected where " + shown_kind() + " stands");
+    if (kind != Kind::object) throw wrong("an object was expected instead of " + shown_kind());
     const auto found = std::find(keys.begin(), keys.end(), key);
     return found == keys.end() ? nullptr : &items[static_cast<std::size_t>(found - keys.begin())];
   }
@@ -42,17 +42,17 @@ class Value {
   }
 
   const std::string& string() const {
-    if (kind != Kind::string) throw wrong("a string was expected where " + shown_kind() + " stands");
+    if (kind != Kind::string) throw wrong("a string was expected instead of " + shown_kind());
     return text;
   }
 
   const std::vector<Value>& list() const {
-    if (kind != Kind::list) throw wrong("a list was expected where " + shown_kind() + " stands");
+    if (kind != Kind::list) throw wrong("a list was expected instead of " + shown_kind());
     return items;
   }
 
   bool boolean() const {
-    if (kind != Kind::boolean) throw wrong("true or false was expected where " + shown_kind() + " stands");
+    if (kind != Kind::boolean) throw wrong("true or false was expected instead of " + shown_kind());
     return text == "true";
   }
 
@@ -63,7 +63,7 @@ class Value {
     if (kind != Kind::number || parsed.ec != std::errc() || parsed.ptr != end || value < least ||
         value > most)
       throw wrong("an integer from " + std::to_string(least) + " to " + std::to_string(most) +
-                  " was expected where " + shown_kind() + " stands");
+                  " was expected instead of " + shown_kind());
     return value;
   }
 
@@ -73,7 +73,7 @@ class Value {
     stream.imbue(std::locale::classic());
     double value = 0;
     if (kind != Kind::number || !(stream >> value) || !stream.eof())
-      throw wrong("a number was expected where " + shown_kind() + " stands");
+      throw wrong("a number was expected instead of " + shown_kind());
     return value;
   }
 

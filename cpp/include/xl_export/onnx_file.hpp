@@ -21,7 +21,7 @@ class OnnxFile {
   }
 
   // The same for a graph in ONNX Runtime's own format, which names no other files. It is a flatbuffer, in
-  // which the name of an operator stands with its length before it and a zero behind it.
+  // which the name of an operator has its length before it and a zero after it.
   static void verify_ort(std::string_view graph, const std::string& name) {
     for (const std::string operation : {"Loop", "Scan", "SequenceMap", "EPContext"}) {
       const std::string stored = std::string{static_cast<char>(operation.size()), 0, 0, 0} + operation + '\0';

@@ -97,7 +97,7 @@ class Random {
   Wide state_, step_;
 };
 
-// The tokens of a request, for penalties: how often each was generated, and 0 for those of the prompt alone.
+// The tokens of a request, for penalties: how often each was generated; 0 if it is only in the prompt.
 using History = std::map<std::int64_t, std::int64_t>;
 
 // How to draw a token (docs/reference/step.md, "Sampling"). top_k: 0 for all tokens.

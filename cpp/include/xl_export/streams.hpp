@@ -178,7 +178,7 @@ class StreamFile {
   std::unordered_map<std::string, Tensor> tensors_;
 };
 
-// What reads and writes the tensors of a memory, which are nobody else's to see.
+// Reads and writes the tensors of a memory, which are otherwise private.
 struct Streams {
   static void save(const Memory& memory, const std::filesystem::path& path);
   static Memory load(const Session& session, const std::filesystem::path& path, bool adopt);

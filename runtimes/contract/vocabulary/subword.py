@@ -71,7 +71,7 @@ class Engine(Protocol):
 class SubwordVocab:
     """Subwords of a `tokenizer.json` (BPE, Unigram, WordPiece, byte-level) or a SentencePiece `.model`.
 
-    content: the bytes of that file. size: the model's number of tokens, at least that of the file; the
+    content: the bytes of that file. size: the model's number of tokens, at least the file's; the
     file's own when None. special: which tokens have a meaning of their own, as the file says when None.
 
     The ids are the library's, without tokens that it would add in front or at the end. A text of more

@@ -164,7 +164,7 @@ class Block {
     if (!has_distances() || top - BLOCK_TOKENS + 1 > longest_of_all_ || top < rule_.nearest) return;
     if (head_.table_scales) pack_distances(head_.table_scales, 1, head_.rows, top, scales_);
     head_.table.as([&](auto* table) { pack_distances(table, width_, head_.rows, top, table_, scales_); });
-    const int64_t depth = head_.table ? width_ : 0;  // without position vectors the scores are the bias alone
+    const int64_t depth = head_.table ? width_ : 0;  // without position vectors the scores are just the bias
     if (head_.bias) {
       pack_distances(head_.bias, 1, head_.rows, top, bias_);
       for (int64_t i = 0; i < BLOCK_TOKENS; ++i) bias_[i] *= LOG2E;

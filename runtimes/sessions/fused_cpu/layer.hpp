@@ -5,7 +5,7 @@
 
 namespace xl {
 
-/// A node of a layer. Its first input is the layer's input x; those of attention are as in `Attention`.
+/// A node of a layer. Its first input is the layer's input x; the inputs of attention are as in `Attention`.
 template <class Stored>
 class Layer : public Attention<Stored> {
  public:

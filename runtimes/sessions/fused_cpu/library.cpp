@@ -10,10 +10,10 @@
 // inputs   0 query      float [B, T, …]  a token's row holds the queries of all heads, from column `query_at`
 //          1 context    float [B, T, …]  likewise its new keys from `key_at` and its values from `value_at`
 //          2 keys       [B, h, S, K]     the ring, in floats, halves or bytes
-//          3 values     [B, h, S, K]     the same; without 2 and 3 the segment attends to itself alone
+//          3 values     [B, h, S, K]     the same; without 2 and 3 the segment attends only to itself
 //          4 table      [h, K, R]        r(d) by distance, in floats, halves or bytes; distances of R and
 //                                        more use the last row; the operator asks the tensor for its type
-//          5 positions  int64 [B, T]     of the tokens; those of one row are consecutive
+//          5 positions  int64 [B, T]     of the tokens; consecutive in each row
 //          6 u, 7 v     float [h, 1, K]
 //          8 bias       float [h, 1, R]  is added to the scores
 //          9, 10        float [h, 1, K]  the key and the value of every token before the stream, which are

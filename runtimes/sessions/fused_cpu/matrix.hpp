@@ -4,7 +4,7 @@
 // TILE_VECTORS vectors, as `tile` reads them.
 //
 // Weights of 8 or 4 bits are multiplied as whole numbers. Each row of activations is rounded to x = scale · q, with
-// one scale for the row and |q| up to 32767. Weights of the preset int8-stored need products as exact as those of
+// one scale for the row and |q| up to 32767. Weights of the preset int8-stored need products as exact as in
 // floats: a second number then holds what the first one leaves, x = scale · (q + rest / REST_SCALE). Sums of whole
 // numbers are exact, and the sums of blocks are always added in the same order. So a row gets the same bits in every
 // batch.

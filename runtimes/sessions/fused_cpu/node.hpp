@@ -347,7 +347,7 @@ class Attention : public Node {
     int64_t batch = 0, length = 0, slots = 0, rows = 0, vectors = 0, query_pitch = 0, context_pitch = 0;
     float* answers = nullptr;  // rows `answer_pitch` apart
     int64_t answer_pitch = 0;
-    Stored* ring[2] = {};  // null where the segment attends to itself alone
+    Stored* ring[2] = {};  // null if the segment attends only to itself
     float* scales[2] = {};  // of a ring of bytes
   };
 

@@ -1,4 +1,4 @@
-// Vectors of floats, as wide as those of the processor that this is compiled for, and the few operations on
+// Vectors of floats, as wide as the processor's that this is compiled for, and the few operations on
 // them that attention is made of.
 #pragma once
 

@@ -106,7 +106,7 @@ class Loader:
         """Raises ArtefactError if a node computes on another device. refused: see `elsewhere`."""
         if found := elsewhere(session, self.provider.name, refused=refused):
             raise ArtefactError(
-                f"{self.graph} would not run on {self.device} alone: ONNX Runtime {self.ort.__version__} "
+                f"{self.graph} would not run entirely on {self.device}: ONNX Runtime {self.ort.__version__} "
                 f"puts {found} elsewhere; {kernels_missing(self.spec)}, or give --device cpu."
             )
 

@@ -9,7 +9,7 @@
 //          2 keys       [B, h, S, K]     the ring
 //          3 values     [B, h, S, K]     the same
 //          4 table      float [h, R, K]  r(d) by distance; distances of R and more use the last row
-//          5 positions  int64 [B, T]     of the tokens; those of one row are consecutive
+//          5 positions  int64 [B, T]     of the tokens; consecutive in each row
 //          6 u, 7 v     float [h, 1, K]
 //          8 bias       float [h, 1, R]  is added to the scores; R is its own
 //          9, 10        float [h, N, K]  persistent keys and values; a node may have neither

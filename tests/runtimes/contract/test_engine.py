@@ -71,7 +71,7 @@ def test_an_engine_of_another_artefact_is_refused(engine: Path) -> None:
     facts, _ = load_engine(engine)
     save_engine(engine, dataclasses.replace(facts, artefact="0" * 64))
     with pytest.raises(
-        ArtefactError, match=r"was built from the artefact 000000000000, and its spec\.json is that of"
+        ArtefactError, match=r"was built from the artefact 000000000000, and its spec\.json is of"
     ):
         load_engine(engine)
 

@@ -246,7 +246,7 @@ def test_files_of_another_release_are_refused(node_modules: Path, tmp_path: Path
     package = dataclasses.replace(published(archive()), name="onnxruntime-web")
     copy_package(package, WANTED, tmp_path / "good", node_modules=node_modules)
     (node_modules / "onnxruntime-web" / "dist" / "engine.mjs").write_bytes(b"older")
-    with pytest.raises(UserError, match=r"is not that of onnxruntime-web@1\.2\.3"):
+    with pytest.raises(UserError, match=r"is not from onnxruntime-web@1\.2\.3"):
         copy_package(package, WANTED, tmp_path / "bad", node_modules=node_modules)
     with pytest.raises(UserError, match="npm install"):
         copy_package(package, WANTED, tmp_path / "bad", node_modules=tmp_path)

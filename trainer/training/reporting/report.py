@@ -64,7 +64,7 @@ class Pace:
 class Report:
     """The report of one process. Only the first one writes the record, and only with `progress` it prints.
 
-    On a terminal the losses stand beside a progress bar. Elsewhere, as in the file of a job, every loss is a
+    On a terminal the losses are next to a progress bar. Elsewhere, as in the file of a job, every loss is a
     line of its own, at most one in 10 seconds. It is a context manager. pace: the speed of training.
     """
 

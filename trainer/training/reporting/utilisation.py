@@ -49,7 +49,7 @@ def multiply_adds_per_token(config: TrainConfig, step: int, lengths: Sequence[in
 def peak_multiply_adds(config: TrainConfig, ranks: Ranks) -> float | None:
     """The multiply-adds a second that the devices of all processes could do; None where that is unknown.
 
-    It is `peak_tflops` of the configuration for each process, or that of a known GPU, or measured on the CPU.
+    It is `peak_tflops` of the configuration for each process, or a known GPU's, or measured on the CPU.
     """
     if config.peak_tflops is not None:
         each: float | None = config.peak_tflops

@@ -132,7 +132,7 @@ async function body(response, { onBytes, most, tooLarge }) {
 function folder(place) {
   const name = place instanceof URL ? place.href : place;
   if (!inNode()) {
-    throw new XLExportError(`${name} is a path, and a page reads web addresses alone; ${HINT}.`);
+    throw new XLExportError(`${name} is a path, and a page reads only web addresses; ${HINT}.`);
   }
   return {
     name,

@@ -3,8 +3,8 @@
 export class GrowingText {
   /**
    * @param {import("../../index.js").Decoder} decode @param {string[]} stop
-   * @param {string} border stands around each token, and so around a stop string; empty where a stop string
-   * may be a part of a token
+   * @param {string} border surrounds each token, and so a stop string; empty if a stop string may be a part
+   * of a token
    * @param {boolean} [goesOn] whether a later text continues this one, so that half a character at its end
    * waits for the other half
    */

@@ -5,7 +5,7 @@ import { byteVocabulary, charVocabulary, idsVocabulary, wordVocabulary } from ".
 import { subwordVocabulary } from "./subword.js";
 
 /**
- * @param {(file: string) => Promise<Uint8Array>} read reads `vocab.json` and what lies beside it
+ * @param {(file: string) => Promise<Uint8Array>} read reads `vocab.json` and the files next to it
  * @param {(name: "tokenizers") => Promise<any>} load loads the library of subwords
  * @returns {Promise<import("../../index.js").Vocabulary>}
  */

@@ -5,14 +5,14 @@
 import { XLExportError, shown } from "../errors.js";
 import { asUtf8 } from "./base.js";
 
-/** What the original, written in Rust, means by these classes; each text stands inside of brackets. */
+/** What the original, written in Rust, means by these classes; each text goes inside brackets. */
 const CLASSES = /** @type {Record<string, string>} */ ({
   s: "\\t-\\r \\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000",
   w: "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\u200c\\u200d",
   d: "\\p{Nd}",
 });
 
-/** The parts of a `tokenizer.json` with which ids and texts were compared with those of the original. */
+/** The parts of a `tokenizer.json` whose ids and texts were compared with the original library's. */
 const KNOWN = /** @type {Record<string, string[]>} */ ({
   model: ["BPE", "Unigram"],
   normalizer: ["Sequence", "NFC", "NFD", "NFKC", "NFKD", "Prepend", "Replace"],
@@ -73,7 +73,7 @@ function fallbackByte(token) {
 }
 
 /**
- * Which tokens are bytes of UTF-8. allBytes: whether the text is that of the bytes of all tokens, and nothing
+ * Which tokens are bytes of UTF-8. allBytes: whether the text is made of the bytes of all tokens, and nothing
  * else. byteRuns: whether a later byte can still change a whole character before it, because a run of byte
  * tokens is decoded as a whole. bytesOf: the bytes of a token; null for a token of whole characters.
  * @param {any} content of a `tokenizer.json` @param {any} library

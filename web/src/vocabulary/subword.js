@@ -1,7 +1,7 @@
 /**
  * A vocabulary of subwords, computed by Hugging Face's library `tokenizers` as it is written for JavaScript.
  *
- * Its file `tokenizer.json` travels beside `vocab.json`. The library is loaded with the first such
+ * Its file `tokenizer.json` lies next to `vocab.json`. The library is loaded with the first such
  * vocabulary.
  */
 import { XLExportError, firstLine, shown } from "../errors.js";

@@ -103,7 +103,7 @@ class WorkerMemory {
   }
 }
 
-/** Disposes of a memory whose handle nobody holds any longer. */
+/** Disposes of a memory whose handle is no longer referenced. */
 const forgotten = new FinalizationRegistry((/** @type {{asker: Asker, id: number}} */ { asker, id }) => {
   asker.ask("dispose", { memory: id }).catch(() => {});
 });

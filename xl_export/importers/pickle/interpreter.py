@@ -236,7 +236,7 @@ class Interpreter:
     def build(self, state: Any) -> None:
         """Sets attributes of the object on top of the stack.
 
-        Those of a dictionary, such as `_metadata` of a state dict, are dropped.
+        Attributes of a dictionary, such as `_metadata` of a state dict, are dropped.
         """
         target = self.top()
         if type(target) is dict:

@@ -64,7 +64,7 @@ class Architecture:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Architecture:
-        """The architecture in settings that were checked; those of anything else are passed over."""
+        """The architecture in settings that were checked; other settings are ignored."""
         fields = {field.name for field in dataclasses.fields(cls)}
         given = {WORDS.get(word, word): value for word, value in settings.items() if value is not None}
         found = {name: value for name, value in given.items() if name in fields}

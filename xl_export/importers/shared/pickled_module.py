@@ -162,7 +162,7 @@ def module_classes(m: dict[str, Any], clusters: int) -> Iterator[tuple[str, str]
 
 
 def module_settings(module: Foreign, where: Path) -> dict[str, Any]:
-    """The settings of the pickled module, with those of its parts that the architecture depends on.
+    """The settings of the pickled module, and of its parts that the architecture depends on.
 
     Raises ArtefactError for a module or a setting that is unknown, or that computes something else than this
     project.

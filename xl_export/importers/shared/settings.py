@@ -200,7 +200,7 @@ def published(dataset: str, d_model: int) -> dict[str, Setting]:
 
 
 def size_notes(settings: Mapping[str, Setting], *, layers: int, d_model: int) -> list[str]:
-    """Returns one sentence for each published model whose sizes differ from those of this model."""
+    """Returns one sentence for each published model whose sizes differ from this model's."""
     options: dict[str, list[str]] = {}
     for name, setting in settings.items():
         if setting.model is not None:

@@ -93,7 +93,7 @@ SCALES = "the activation ReLU, embeddings times sqrt(d_model) and attention scor
 def state_notes(content: Any, attention_type: int) -> tuple[str, ...]:
     """Returns sentences on what a bare state dict lacks, and on what else its file holds."""
     return (
-        f"a bare state dict of attn_type {attention_type}: its sizes are those of its tensors",
+        f"a bare state dict of attn_type {attention_type}: its sizes follow from its tensors",
         *assumed(SCALES),
         *unread(content),
     )

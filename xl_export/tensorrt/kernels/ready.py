@@ -1,5 +1,4 @@
-"""Compiled kernels for machines without Triton: those that `devices --try` runs, and those of the node for
-`cuda`.
+"""Compiled kernels for machines without Triton: for `devices --try`, and for the node of `cuda`.
 
 They are for the oldest GPUs that have their instructions, so the driver of any newer GPU compiles them
 too. `python -m xl_export.tensorrt.kernels.ready` writes both files again, after a change to the kernels.

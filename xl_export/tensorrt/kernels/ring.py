@@ -162,7 +162,7 @@ def _copy(target, source, mask):
 
 @triton.jit
 def _kept(in_ring, of_ring, new, of_segment):
-    """Vectors of the memory, and those of the segment as the ring keeps them, in float32."""
+    """Vectors of the memory and of the segment as the ring keeps them, in float32."""
     fresh = tl.load(new, mask=of_segment, other=0.0).to(in_ring.dtype.element_ty)
     return tl.load(in_ring, mask=of_ring, other=0.0).to(tl.float32) + fresh.to(tl.float32)
 

@@ -31,7 +31,7 @@ import triton.language as tl
 def skewed(scores, earlier, FIRST: tl.constexpr):
     """The scores [T, J] by key, and the groups that the next tile needs.
 
-    scores: by distance; their columns follow those of the tile before. T is 16, 32, 64 or 128, and J is 16,
+    scores: by distance; their columns continue the previous tile. T is 16, 32, 64 or 128, and J is 16,
     32, 64 or 128. earlier: the groups that the tile before has left. FIRST: there is none before; then the
     result is meaningless, and the groups are what T columns leave.
     """

@@ -31,7 +31,7 @@ fn run(arguments: &[String]) -> Result<(), String> {
         Err(sentence) => eprintln!("not checked: {sentence}"),
     }
     let mut memory = session.start()?;
-    // `print!` would panic where nobody reads any more, as behind `| head`.
+    // `print!` would panic once the reader is gone, as behind `| head`.
     let mut out = std::io::stdout();
     let _ = write!(out, "{prompt}");
     memory.generate(&session.encode(prompt)?, &options, |_, text| {

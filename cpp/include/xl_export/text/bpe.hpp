@@ -133,7 +133,7 @@ class BytePairs {
       const std::int64_t known = id(word.substr(at, length));
       at += length;
       const std::int64_t token = known < 0 ? unknown_ : known;
-      if (token < 0) continue;  // the library leaves out what it does not know, where nothing stands for it
+      if (token < 0) continue;  // without an unknown token, the library leaves out what it does not know
       const auto number = static_cast<std::int64_t>(parts.size());
       parts.push_back({token, number - 1, number + 1, true});
     }

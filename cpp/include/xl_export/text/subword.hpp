@@ -1,6 +1,6 @@
 // Subwords of a `tokenizer.json` of the library `tokenizers`: byte pair encoding over bytes (as of GPT-2),
 // and over characters with words that begin with "▁", as `xl-export prepare vocab --kind bpe` learns them.
-// Every other kind takes ids alone, and says so.
+// Every other kind accepts only ids, and says so.
 #ifndef XL_EXPORT_SUBWORD_HPP
 #define XL_EXPORT_SUBWORD_HPP
 

@@ -1,5 +1,5 @@
 // Vocabularies: the tokens of a text, and the text of tokens. A vocabulary is read from `vocab.json` and the
-// file beside it, and is never built.
+// file next to it, and is never built.
 #ifndef XL_EXPORT_VOCABULARY_HPP
 #define XL_EXPORT_VOCABULARY_HPP
 

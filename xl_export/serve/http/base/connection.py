@@ -117,7 +117,7 @@ class Connection(asyncio.Protocol):
         self._end_request()
 
     def _end_request(self) -> None:
-        """Cancels the answer, which nobody would get."""
+        """Cancels the answer, because its client has left."""
         self.lost = True
         if self._request is not None:
             self._request.cancel()
