@@ -13,6 +13,7 @@ from benchmarks.harness import Document, Row
 from benchmarks.machine import BUSY_SHARE
 from runtimes.base.errors import ArtefactError
 from runtimes.base.files import read_bytes, writing
+from runtimes.base.ranges import counted
 
 NEEDED = {"case", "time", "config", "threads", "rows", "machine", "versions"}
 FACTS = ("config", "threads", "commit")  # filters of a whole result; other filters are fields of its rows
@@ -103,9 +104,7 @@ def source(documents: Iterable[Document]) -> str:
 def machine(document: Document) -> str:
     """The processor, its CPUs, the threads, and the versions of ONNX Runtime and PyTorch."""
     cpu = document["machine"]["cpu"].replace("(R)", "").replace(" Processor", "")
-    cpus = document["machine"]["cpus"]
-    threads = document["threads"]
-    parts = [cpu, f"{cpus} CPU{'s' * (cpus > 1)}", f"{threads} thread{'s' * (threads > 1)}"]
+    parts = [cpu, counted(document["machine"]["cpus"], "CPU"), counted(document["threads"], "thread")]
     for name, title in (("onnxruntime", "ONNX Runtime"), ("torch", "PyTorch")):
         if name in document["versions"]:
             parts.append(f"{title} {document['versions'][name]}")

@@ -40,6 +40,8 @@ class Range:
     def expected(self) -> str:
         """The range in words, such as `a whole number from 1 to 8`."""
         kind = "a whole number" if self.whole else "a number"
+        if self.least == self.most:
+            return _shown(self.least)
         if self.least == ANY.least:
             return kind if self.whole else "a finite number"
         most = f"{'below ' * self.below}{_shown(self.most)}"
@@ -49,6 +51,11 @@ class Range:
         if self.most == ANY.most:
             return f"{kind} of at least {_shown(self.least)}"
         return f"{kind} from {_shown(self.least)} to {most}"
+
+
+def counted(count: int, noun: str) -> str:
+    """A count with its noun, such as `1 token` or `2 tokens`."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def _shown(number: float) -> str:

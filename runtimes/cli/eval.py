@@ -16,6 +16,7 @@ from runtimes.base.errors import UserError, fields_as_options
 from runtimes.base.files import atomic_file, refuse_replacing, refuse_unwritable
 from runtimes.base.logits import IMPOSSIBLE
 from runtimes.base.progress import Progress
+from runtimes.base.ranges import counted
 from runtimes.base.records import json_text
 from runtimes.cli.options import (
     device_option,
@@ -267,9 +268,9 @@ def _unit(vocab: Vocab) -> str:
 
 def _feeding(score: Score) -> str:
     """What of the settings is not the default of most models."""
-    lanes = f"{score.lanes} lane{'s' * (score.lanes != 1)}"
     mask = [] if score.rule.cuts_change_nothing else [f"{score.rule.mask} mask"]
-    return ", ".join([lanes, *mask, *([] if score.memory_carried else ["empty memory in every segment"])])
+    memory = [] if score.memory_carried else ["empty memory in every segment"]
+    return ", ".join([counted(score.lanes, "lane"), *mask, *memory])
 
 
 def _line(label: str, value: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from runtimes.base.ranges import counted
 from runtimes.cli.options import folder_argument, json_option, show
 from runtimes.contract.saved_streams import describe_streams, holds_streams
 from runtimes.sessions import fused_cpu
@@ -40,7 +41,7 @@ def info_command(path: Path, all_: bool, as_json: bool) -> None:
 
 def _streams(facts: dict[str, Any], path: Path) -> list[str]:
     positions = facts["positions"]
-    count = f"{len(positions)} saved stream{'s' * (len(positions) != 1)}"
+    count = counted(len(positions), "saved stream")
     shown = ", ".join(f"{position:,}" for position in positions[:8]) + ", …" * (len(positions) > 8)
     file = shlex.quote(str(path))
     identity = facts["memory_identity"]

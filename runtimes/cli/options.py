@@ -13,7 +13,7 @@ import click
 
 from runtimes.base.machine import available_cpus
 from runtimes.base.options import MB, Declared, declared
-from runtimes.base.ranges import ANY, Range
+from runtimes.base.ranges import ANY, Range, counted
 from runtimes.base.records import finite_or_null, json_text
 from runtimes.base.terminal import printable
 from runtimes.contract.device import AUTO, KINDS, Device
@@ -103,7 +103,7 @@ def warn_of_too_many(threads: int | None) -> None:
     cpus = available_cpus()
     if threads is not None and threads > cpus:
         click.echo(
-            f"Warning: {threads} threads are more than the {cpus} CPU{'s' * (cpus != 1)} that this process "
+            f"Warning: {threads} threads are more than the {counted(cpus, 'CPU')} that this process "
             f"may use, which makes it slower; give {cpus} or fewer.",
             err=True,
         )

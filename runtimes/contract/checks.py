@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from runtimes.base.errors import StreamError, TextError
+from runtimes.base.ranges import counted
 from runtimes.contract.memory import (
     MAX_POSITION,
     DeviceTensor,
@@ -221,13 +222,14 @@ def _refuse_unfit(session: Session, memory: Memory, batch: int, segment: int) ->
     """Raises StreamError if a step of this many rows and tokens does not fit the session or the memory."""
     if batch != memory.batch:
         raise StreamError(
-            f"tokens have {batch} rows and the memory holds {memory.batch} streams; give one row per stream."
+            f"tokens have {counted(batch, 'row')} and the memory holds {counted(memory.batch, 'stream')}; "
+            "give one row per stream."
         )
     if segment == 0:
         raise StreamError("the segment has 0 tokens; give at least one in each row.")
     if segment > session.rule.segment:
         raise StreamError(
-            f"the segment has {segment} tokens; this artefact takes 1 to {session.rule.segment}: "
+            f"the segment has {segment} tokens; this artefact takes at most {session.rule.segment}: "
             "feed them in several pieces, or export it with a larger segment."
         )
     if session.spec is None:
@@ -238,9 +240,9 @@ def _refuse_unfit(session: Session, memory: Memory, batch: int, segment: int) ->
     any_count = bool(session.spec.fixed_tokens)
     if fixed is not None and (batch != fixed or not (any_count or segment == session.rule.segment)):
         raise StreamError(
-            f"the step has {batch} rows of {segment} tokens, and this artefact was traced for exactly "
-            f"{fixed} rows of {'1 to ' if any_count else ''}{session.rule.segment}; feed that, or trace it "
-            "without `rows`."
+            f"the step has {counted(batch, 'row')} of {counted(segment, 'token')}, and this artefact was "
+            f"traced for exactly {counted(fixed, 'row')} of {'at most ' * any_count}{session.rule.segment}; "
+            "feed that, or trace it without `rows`."
         )
 
 

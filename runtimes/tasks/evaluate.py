@@ -121,10 +121,11 @@ def checked_lanes(
     last one; raises as `evaluate` does for what does not fit.
     """
     segment = session.rule.segment if segment is None else segment
-    if segment not in Range(1, session.rule.segment, whole=True):
+    accepted = Range(1, session.rule.segment, whole=True)
+    if segment not in accepted:
         raise StreamError(
-            f"segment is {segment}; this model takes 1 to {session.rule.segment} tokens a step: give a "
-            "smaller one, or export with a larger --segment."
+            f"segment is {segment}; this model takes {accepted.expected}: give a smaller one, or export with "
+            "a larger --segment."
         )
     tokens = np.asarray(tokens)
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":

@@ -9,7 +9,7 @@ import numpy as np
 
 from runtimes.base.errors import StreamError, TextError, UserError
 from runtimes.base.machine import refuse_beyond_memory
-from runtimes.base.ranges import POSITIVE, Range
+from runtimes.base.ranges import POSITIVE, Range, counted
 from runtimes.contract.checks import checked_ids, checked_tokens
 from runtimes.contract.memory import Memory
 from runtimes.contract.promises import refuse_unpromised
@@ -169,8 +169,8 @@ def _aligned(
     lengths = np.array([len(row) for row in rows])
     if memory is not None and memory.batch != len(rows):
         raise StreamError(
-            f"{len(rows)} prompts were given and the memory holds {memory.batch} streams; give one prompt "
-            "for each stream."
+            f"{counted(len(rows), 'prompt')} for a memory of {counted(memory.batch, 'stream')}; give one "
+            "prompt for each stream."
         )
     padding = lengths.max() - lengths
     if memory is not None and (memory.positions != 0).any() and padding.any():

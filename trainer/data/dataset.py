@@ -17,6 +17,7 @@ import numpy as np
 
 from runtimes.base.errors import ArtefactError, TextError, UserError
 from runtimes.base.folders import refuse_no_folder
+from runtimes.base.ranges import counted
 from runtimes.base.sealed import FileFacts, file_facts, read_sealed, write_sealed
 from runtimes.contract.id_files import IDS_PER_CHECK
 from runtimes.contract.model_facts import MAX_SIZE
@@ -105,7 +106,7 @@ def save_facts(
     for split, count in tokens.items():
         if count < MIN_PART_TOKENS:
             raise UserError(
-                f"the {split} part has {count} token{'s' * (count != 1)}, too few to predict one; give more."
+                f"the {split} part has {counted(count, 'token')}, too few to predict one; give more."
             )
     facts = DatasetFacts(
         corpus=corpus,

@@ -11,6 +11,7 @@ import numpy as np
 
 from runtimes.base.errors import ArtefactError, ConfigError, TextError
 from runtimes.base.files import read_text
+from runtimes.base.ranges import counted
 from runtimes.base.records import json_text
 from runtimes.contract.id_files import (
     IDS_PER_CHECK,
@@ -144,7 +145,7 @@ def _encode(
                 yield np.array([end])
     if end is not None and inside:
         notes.append(
-            f"{path} has {end}, the end of a document, {inside:,} time{'s' * (inside != 1)} before the end "
+            f"{path} has {end}, the end of a document, {counted(inside, 'time')} before the end "
             "of its documents; if it has another meaning there, choose an id that is free"
         )
 

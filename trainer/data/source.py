@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from runtimes.base.errors import ConfigError
+from runtimes.base.ranges import counted
 from runtimes.contract.tokens import side_bytes, side_file
 from runtimes.contract.vocabulary import ByteVocab, Vocab
 from runtimes.contract.vocabulary.subword import pieces
@@ -89,8 +90,8 @@ def with_vocab_size(config: TrainConfig, vocab: Vocab) -> TrainConfig:
     """The configuration with the size of the text's vocabulary; raises ConfigError if it has another."""
     if config.model.vocab_size not in (0, vocab.size):
         raise ConfigError(
-            f"model.vocab_size is {config.model.vocab_size} and the text has {vocab.size} "
-            f"symbol{'s' * (vocab.size != 1)}; leave the key out, the text decides it."
+            f"model.vocab_size is {config.model.vocab_size} and the text has "
+            f"{counted(vocab.size, 'symbol')}; leave the key out, the text decides it."
         )
     return dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=vocab.size))
 

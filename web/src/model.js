@@ -123,7 +123,7 @@ export class Model {
     const written = Number(memory.furthest - memory.positions[0]);
     const most = Math.max(0, Math.min(rule.segment - written, memory.position));
     if (!Number.isInteger(count) || count < 0 || count > most) {
-      throw new XLExportError(`${shown(count)} tokens cannot be taken back; expected 0 to ${most}.`);
+      throw new XLExportError(`cannot take back ${shown(count)}; expected 0 to ${most} tokens.`);
     }
     await memory.inUse(async () => {
       memory.positions[0] -= BigInt(count);

@@ -41,7 +41,7 @@ export function checkedSegment(tokens, spec, memory) {
 function refuseLength(length, spec) {
   if (length >= 1 && length <= spec.rule.segment) return;
   throw new XLExportError(
-    `the segment has ${length} tokens; this artefact takes 1 to ${spec.rule.segment}: feed them in ` +
+    `the segment has ${length} tokens; this artefact takes at most ${spec.rule.segment}: feed them in ` +
       "several pieces, or export it with a larger segment.",
   );
 }

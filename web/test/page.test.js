@@ -68,7 +68,7 @@ class FakeModel {
   /** @param {any} memory @param {number} count */
   async rewind(memory, count) {
     const most = SEGMENT - (memory.furthest - memory.tokens.length);
-    if (!this.ring || count > most) throw new XLExportError("that many tokens cannot be taken back.");
+    if (!this.ring || count > most) throw new XLExportError("cannot take back that many tokens.");
     memory.tokens = memory.tokens.slice(0, memory.tokens.length - count);
     memory.predicts = false;
   }

@@ -24,6 +24,7 @@ import numpy as np
 import runtimes
 from runtimes.base.errors import StreamError, UserError
 from runtimes.base.logits import log_probability
+from runtimes.base.ranges import counted
 from runtimes.contract.checks import checked_ids
 
 ARTEFACT = "artefact"  # the folder of the model's artefact, in the model's folder
@@ -196,7 +197,9 @@ def _refuse_unfit(request: Request, session: runtimes.Session) -> None:
     longest = session.rule.segment
     checked_ids(request.tokens, session.vocab.size, what="input_ids")
     if not 1 <= len(request.tokens) <= longest:
-        raise StreamError(f"input_ids has {len(request.tokens)} tokens; expected 1 to {longest} a request.")
+        raise StreamError(
+            f"input_ids has {counted(len(request.tokens), 'token')}; expected 1 to {longest} a request."
+        )
     if request.targets is not None:
         checked_ids(np.maximum(request.targets, 0), session.vocab.size, what="targets")
         if len(request.targets) != len(request.tokens):

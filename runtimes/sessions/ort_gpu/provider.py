@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from runtimes.base.errors import MissingPackageError, first_line, install
+from runtimes.base.ranges import counted
 from runtimes.contract.device import Device
 from runtimes.contract.spec import Spec
 from runtimes.sessions.ort_gpu.driver import ask_driver
@@ -94,8 +95,8 @@ class CudaProvider:
         if self.name not in ort.get_available_providers():
             raise MissingPackageError(_sentence(device, _not_in_package(ort)))
         if device.index and device.index >= (count := len(ask_driver().gpus)) > 0:
-            counted = f"this machine has {count} GPU{'s' * (count != 1)}, which are counted from 0"
-            raise MissingPackageError(_sentence(device, f"{counted}; give a smaller number"))
+            gpus = f"this machine has {counted(count, 'GPU')}, which are counted from 0"
+            raise MissingPackageError(_sentence(device, f"{gpus}; give a smaller number"))
         for gpu in ask_driver().gpus[device.index : device.index + 1]:
             if fault := self.without_code(ort, gpu):
                 raise MissingPackageError(_sentence(device, fault))

@@ -119,7 +119,7 @@ class TrtSession(GraphSession):
         memory = super().start(batch)
         if batch > self.facts.largest_batch:
             raise StreamError(
-                f"batch is {batch}; this engine takes 1 to {self.facts.largest_batch} rows: use a smaller "
+                f"batch is {batch}; this engine takes at most {self.facts.largest_batch}: use a smaller "
                 f"batch, or build it with a larger --batch: {rebuild_command(self.folder, self.facts)}."
             )
         return memory

@@ -140,7 +140,7 @@ def test_what_the_gpu_has_no_room_for_is_refused(session: Session, cuda: FakeCud
 
 def test_a_batch_beyond_every_profile_is_refused_with_the_command(session: Session) -> None:
     with pytest.raises(
-        StreamError, match=r"this engine takes 1 to 16 rows: .*`xl-export build ARTEFACT .*--batch"
+        StreamError, match=r"this engine takes at most 16: .*`xl-export build ARTEFACT .*--batch"
     ):
         session.start(17)
 

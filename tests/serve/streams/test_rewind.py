@@ -40,7 +40,7 @@ def test_rewound_streams_go_on_as_if_nothing_had_been(
             assert distance(found, wanted) <= 1e-4, (length, count)
         assert state.position == length, "the state stays as it is"
         for count in {most + 1, length + 1} - {length}:
-            with pytest.raises(StreamError, match=f"{count} tokens are to be taken back"):
+            with pytest.raises(StreamError, match=f"cannot take back {count} tokens?;"):
                 rewound(state, count, session=session)
         assert rewound(state, length, session=session)[0].position == 0, "all can always be taken back"
     assert counts == set(range(1, segment + 1))
@@ -80,7 +80,7 @@ def test_what_cannot_be_rewound_is_refused(
 ) -> None:
     state = advance(fresh, tokens[:5])
     for count in (-1, 6):
-        with pytest.raises(StreamError, match="expected 0 to 5, all of the stream"):
+        with pytest.raises(StreamError, match="the stream has 5"):
             rewound(state, count, session=session)
     with pytest.raises(StreamError, match="only a ring"):
         rewound(state, 1, session=open_session(run))

@@ -19,6 +19,7 @@ from typing import Any
 
 from runtimes.base.errors import ArtefactError
 from runtimes.base.files import read_bytes
+from runtimes.base.ranges import counted
 from runtimes.base.text import text_lines
 from runtimes.contract.vocabulary import (
     END_OF_LINE,
@@ -155,7 +156,7 @@ def translated(symbols: list[str], *, lower_case: bool, end_of_line: str = END_O
 def _sized(found: ReadVocabulary, size: int, where: Path) -> ReadVocabulary:
     if found.vocab.size != size:
         raise ArtefactError(
-            f"{where} has {found.vocab.size} symbol{'s' * (found.vocab.size != 1)} and the model {size}; "
+            f"{where} has {counted(found.vocab.size, 'symbol')} and the model {size:,}; "
             "name the vocabulary that the model was trained with, with --vocab FILE."
         )
     return found

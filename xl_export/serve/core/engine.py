@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 
 from runtimes.base.errors import StreamError
+from runtimes.base.ranges import counted
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session, is_language_model
 from xl_export.serve.core.admission import Places, StoppedError
@@ -288,8 +289,8 @@ def dependence_of_rows(session: Session, settings: EngineSettings, rows: Rows) -
             if not all(np.array_equal(x, y[:batch]) for x, y in zip(found, whole, strict=True)):
                 return (
                     f"rows are not independent of each other with {session.computed_by}: {batch} of "
-                    f"{most} rows that were fed {width} token(s) got other numbers than among all of "
-                    "them, so a seed may give other tokens under another load."
+                    f"{most} rows that were fed {counted(width, 'token')} got other numbers than among all "
+                    "of them, so a seed may give other tokens under another load."
                 )
     return None
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from runtimes.base.errors import StreamError
+from runtimes.base.ranges import counted
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
 
@@ -56,9 +57,7 @@ def rewound(state: StreamState, count: int, *, session: Session) -> tuple[Stream
     """
     position = state.position
     if not 0 <= count <= position:
-        raise StreamError(
-            f"{count} tokens are to be taken back; expected 0 to {position}, all of the stream."
-        )
+        raise StreamError(f"cannot take back {counted(count, 'token')}; the stream has {position}.")
     nothing = np.empty(0, np.int64)
     if count == position:
         return StreamState.begin(session), nothing
@@ -70,8 +69,8 @@ def rewound(state: StreamState, count: int, *, session: Session) -> tuple[Stream
     most = most_rewound(state, session=session)
     if count > most:
         raise StreamError(
-            f"{count} tokens are to be taken back, and the memory still holds what at most {most} of them "
-            "saw; take back fewer, or go on from an earlier snapshot."
+            f"cannot take back {counted(count, 'token')}; the memory still holds what came before the last "
+            f"{most}; take back fewer, or continue from an earlier snapshot."
         )
     memory = Memory(np.array([position - count - 1]), dict(state.memory.tensors), state.memory.owner)
     memory.unsure = state.memory.unsure
