@@ -12,20 +12,20 @@ ElementName = Literal["int64", "int32", "float32", "float16", "int8"]  # as in N
 class ElementType:
     """The names of one element type."""
 
-    #: NumPy's name of the type as files hold it, in little-endian.
     stored: str
-    #: Name in safetensors files; None if our files have no such tensors.
+    """NumPy's name of the type as files hold it, in little-endian."""
     safetensors: str | None
-    #: Name in ONNX: a member of `onnx_ir.DataType`.
+    """Name in safetensors files; None if our files have no such tensors."""
     onnx: str
-    #: ONNX Runtime's name for a tensor of this type.
+    """Name in ONNX: a member of `onnx_ir.DataType`."""
     onnx_runtime: str
-    #: Member of `tensorrt.DataType`.
+    """ONNX Runtime's name for a tensor of this type."""
     tensorrt: str
-    #: Name in the Open Inference Protocol; in Triton's configuration files, it follows `TYPE_`.
+    """Member of `tensorrt.DataType`."""
     inference: str
-    #: Whether each vector of a memory of this type has a scale, in a float32 tensor of its own.
+    """Name in the Open Inference Protocol; in Triton's configuration files, it follows `TYPE_`."""
     scaled: bool = False
+    """Whether each vector of a memory of this type has a scale, in a float32 tensor of its own."""
 
 
 ELEMENT_TYPES: dict[ElementName, ElementType] = {

@@ -34,18 +34,18 @@ Pattern = tuple[str, ...]  # the parts of a path, in which `*` is any text; a la
 class Kind:
     """A kind of folder, such as artefacts. Paths are relative to the folder, with `/` between their parts."""
 
-    #: Name of one such folder, for messages.
     what: str
-    #: File that is in every such folder.
+    """Name of one such folder, for messages."""
     marker: str
-    #: Files of which one is there too: the name of the marker proves little.
+    """File that is in every such folder."""
     proofs: tuple[str, ...]
-    #: Paths of its other files: `*` is any text within a name, `folder/**` everything in a folder.
+    """Files of which one is there too: the name of the marker proves little."""
     names: tuple[str, ...] = ()
-    #: JSON files whose `files` are the names of further files, relative to the JSON file.
+    """Paths of its other files: `*` is any text within a name, `folder/**` everything in a folder."""
     lists: tuple[str, ...] = ()
-    #: Paths of further files, if a file of `lists` is from a release that wrote no `files` into it.
+    """JSON files whose `files` are the names of further files, relative to the JSON file."""
     unlisted: tuple[str, ...] = ()
+    """Paths of further files, if a file of `lists` is from a release that wrote no `files` into it."""
 
     def lacks(self, folder: Path) -> str | None:
         """The file without which a folder is not of this kind; None if it is."""

@@ -22,11 +22,11 @@ Record = TypeVar("Record")
 class Option:
     """The option of a field."""
 
-    #: Name of the option, such as `--mem-len`.
     name: str
+    """Name of the option, such as `--mem-len`."""
     help: str
-    #: Factor from the number of the option to the number of the field, such as MB.
     unit: int = 1
+    """Factor from the number of the option to the number of the field, such as MB."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class Declared:
 
     field: Field[Any]
     option: Option
-    #: Type of the field without limits and without None.
     kind: Any
-    #: Range of the field; all numbers if it has no range.
+    """Type of the field without limits and without None."""
     range: Range
+    """Range of the field; all numbers if it has no range."""
 
 
 def declared(record: Any) -> Iterator[Declared]:

@@ -54,14 +54,14 @@ def devices_command(as_json: bool) -> None:
 class DeviceReport:
     """One device of this machine."""
 
-    #: As `--device` takes it.
     device: Kind
-    #: The kind of folder.
+    """As `--device` takes it."""
     computes: Folders
-    #: Whether it can be used now, as far as one can tell without a folder.
+    """The kind of folder."""
     usable: bool
-    #: What is there; or why it cannot be used, and what to install.
+    """Whether it can be used now, as far as one can tell without a folder."""
     sentence: str
+    """What is there; or why it cannot be used, and what to install."""
 
 
 def list_devices() -> list[DeviceReport]:

@@ -30,12 +30,12 @@ FIELDS = ("id", "text", "ids", "context", "group", "score")
 class Line:
     """A line."""
 
-    #: Its name in messages.
     place: str
-    #: Its text, or what its JSON says.
+    """Its name in messages."""
     value: Any
-    #: Which of the two.
+    """Its text, or what its JSON says."""
     form: Format
+    """Which of the two."""
 
 
 @contextlib.contextmanager

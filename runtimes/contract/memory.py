@@ -110,13 +110,13 @@ class Memory:
     """The artefact, engine or run that the numbers belong to."""
     # What a session keeps over these arrays from step to step; it is neither copied nor saved.
     binding: Any = field(default=None, init=False, repr=False, compare=False)
-    #: The last step (`runtimes.sessions.graph.Step`), whose arrays the next one may use again.
     step: Any = field(default=None, init=False, repr=False, compare=False)
+    """The last step (`runtimes.sessions.graph.Step`), whose arrays the next one may use again."""
     # bool [B]: whether a row may hold values that are not finite; see `clear_restarted_rows`.
     _unsure: np.ndarray = field(init=False, repr=False, compare=False)
     _in_use: _InUse = field(default_factory=_InUse, init=False, repr=False, compare=False)
-    #: The memory that this one is a part of; None for a memory that is no part.
     whole: Memory | None = field(default=None, init=False, repr=False, compare=False)
+    """The memory that this one is a part of; None for a memory that is no part."""
     # What `adopted` returns; None if no row was adopted. A part uses the one of its whole.
     _adopted: np.ndarray | None = field(default=None, init=False, repr=False, compare=False)
     # Of a part: the first of its rows, and what it and its whole consisted of. Of a whole memory: its parts

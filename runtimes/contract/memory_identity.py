@@ -23,19 +23,19 @@ class MemoryIdentity:
     A stream continues in every artefact, engine or run of the same memory identity.
     """
 
-    #: Hash of what the numbers of a memory mean (`layout_of`).
     layout: Annotated[str, SHA256]
-    #: Hash of the trained weights, before their precision was reduced: the one in `Spec.source`.
+    """Hash of what the numbers of a memory mean (`layout_of`)."""
     weights: Annotated[str, SHA256]
+    """Hash of the trained weights, before their precision was reduced: the one in `Spec.source`."""
 
 
 class Owner(NamedTuple):
     """The artefact, engine or run whose session made a memory."""
 
-    #: Its identity. Only sessions with this identity step the memory.
     artefact: str
-    #: What decides whether another session may load the memory from a file.
+    """Its identity. Only sessions with this identity step the memory."""
     memory: MemoryIdentity
+    """What decides whether another session may load the memory from a file."""
 
 
 def layout_of(

@@ -59,15 +59,16 @@ QUANTISED: tuple[Precision, ...] = tuple(name for name, preset in PRESETS.items(
 class MemoryPreset:
     """What is particular to a precision of the memory."""
 
-    #: Element type of keys and values.
     dtype: MemoryType
-    #: Precision of weights that rounds as much: `check` has the same tolerances for both.
+    """Element type of keys and values."""
     rounds_like: Precision
-    #: The largest and the mean difference that `check` allows from a reference whose memory is rounded in the
-    #: same way; None if no reference has such memory.
+    """Precision of weights that rounds as much: `check` has the same tolerances for both."""
     rounded_tolerances: tuple[float, float] | None = None
-    #: The most bits per token that it may lose against fp32.
+    """The largest and the mean difference that `check` allows from a reference whose memory is rounded in the
+    same way; None if no reference has such memory.
+    """
     limit: float
+    """The most bits per token that it may lose against fp32."""
 
     @property
     def scaled(self) -> bool:
@@ -94,22 +95,22 @@ MEMORY_PRESETS: dict[MemoryPrecision, MemoryPreset] = {
 class Measured:
     """Figures of a preset on a text, and of the same model in fp32 on the same machine."""
 
-    #: The number of tokens predicted.
     tokens: Annotated[int, Range(1, 2**53 - 1, whole=True)]
+    """The number of tokens predicted."""
     bits_per_token: Figure
     fp32_bits_per_token: Figure
-    #: The mean KL(fp32 || preset) of the next token.
     kl_nats: Figure
-    #: The share of positions at which both find the same token likeliest.
+    """The mean KL(fp32 || preset) of the next token."""
     agreement: Annotated[float, Range(0, 1)]
-    #: The size of graph and weights.
+    """The share of positions at which both find the same token likeliest."""
     num_bytes: Count
+    """The size of graph and weights."""
     fp32_num_bytes: Count
-    #: The median of single tokens with full memory in one row.
     seconds_per_token: Figure
+    """The median of single tokens with full memory in one row."""
     fp32_seconds_per_token: Figure
-    #: Whether the model drew the text itself, because the export was given none.
     drawn: bool = False
+    """Whether the model drew the text itself, because the export was given none."""
 
     def __post_init__(self) -> None:
         try:

@@ -342,8 +342,8 @@ class NoLanguageModelError(StreamError):
 
     def __init__(self, step: str) -> None:
         super().__init__(step)
-        #: What its step reads and returns.
         self.step = step
+        """What its step reads and returns."""
 
     def __str__(self) -> str:
         return (

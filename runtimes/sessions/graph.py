@@ -289,16 +289,16 @@ class Step:
         spec = session.spec
         self._session = session
         self._logits_of = logits_of
-        #: Tokens of each row, padding included.
         self.length = next(given[x.name].shape[1] for x in spec.signature[0] if "tokens" in x.shape)
-        #: Number of tokens by which each row advances, int64 [B].
+        """Tokens of each row, padding included."""
         self.counts = np.full(memory.batch, self.length) if lengths is None else lengths
-        #: The position at which all rows begin; None if they differ, or were not compared.
+        """Number of tokens by which each row advances, int64 [B]."""
         self.begin: int | None = None
+        """The position at which all rows begin; None if they differ, or were not compared."""
         # The next tokens to score, int64 [B, T]; None if nothing is scored.
         self._targets = None if targets is None else targets.copy()
-        #: What the graph reads.
         self.inputs = {name: array.copy() for name, array in given.items()}
+        """What the graph reads."""
         sizes = {"batch": memory.batch, "tokens": self.length}
         if spec.model.selective:
             shape = (memory.batch, self.length)
@@ -308,16 +308,16 @@ class Step:
         # The positions of single tokens are the memory's own array.
         positions = memory.positions[:, None]
         self.inputs[POSITIONS] = positions if self.length == 1 else positions + np.arange(self.length)
-        #: What the graph writes.
         self.outputs = {x.name: np.empty(x.sizes(**sizes), x.dtype) for x in spec.signature[1]}
+        """What the graph writes."""
         # Returns the log-probabilities of the targets, if the graph does not compute them.
         self._score: Callable[[], np.ndarray] | None = None
         if self._targets is not None and "targets" not in self.inputs:
             self._score = session.scorer(self.outputs["logits"], self._targets)
-        #: Whether another step may fill the arrays again.
         self.kept = lengths is None and sum(array.nbytes for array in self.outputs.values()) <= MAX_KEPT_BYTES
-        #: What the memory consists of after the step.
+        """Whether another step may fill the arrays again."""
         self.held: Held
+        """What the memory consists of after the step."""
         # What `refill` fills: name, array, and the lowest and highest number of ids.
         self._filled: list[tuple[str, np.ndarray, tuple[int, int] | None]] = []
         if spec.language_model:

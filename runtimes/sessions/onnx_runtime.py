@@ -94,11 +94,11 @@ class OrtSession(GraphSession):
             names = {graph.name, *spec.token_graphs.values(), *weights}
             contents = {name: read_bytes(graph.with_name(name)) for name in names}
         graphs: Mapping[Any, str] = spec.token_graphs or {None: graph.name}
-        #: ONNX Runtime's sessions by number of tokens; a single graph has the key None.
         self._sessions = {
             count: self._load(graph.with_name(name), contents, threads, tokens=count)
             for count, name in graphs.items()
         }
+        """ONNX Runtime's sessions by number of tokens; a single graph has the key None."""
 
     @property
     def computed_by(self) -> str:
@@ -233,10 +233,10 @@ class _Binding:
         if not self._in_place:
             self._spare = {name: np.empty_like(array) for name, array in self._arrays.items()}
             pairs = [(self._arrays, self._spare), (self._spare, self._arrays)]
-        #: ONNX Runtime's bindings, of the next step first.
         self.ios = [self._bind(ort, spec, past, present) for past, present in pairs]
-        #: The inputs that are bound. They belong to a step of one session over these arrays.
+        """ONNX Runtime's bindings, of the next step first."""
         self.inputs: Arrays | None = None
+        """The inputs that are bound. They belong to a step of one session over these arrays."""
 
     def bind(self, inputs: Arrays, outputs: Arrays) -> None:
         """Binds the arrays of the next steps."""

@@ -237,12 +237,12 @@ class _Scorer:
 class BatchLimits:
     """The largest batch."""
 
-    #: Number of rows of a batch.
     rows: int
-    #: Number of tokens of a step, padding included.
+    """Number of rows of a batch."""
     tokens: int
-    #: Number of tokens of a row in a step.
+    """Number of tokens of a step, padding included."""
     segment: int
+    """Number of tokens of a row in a step."""
 
     @classmethod
     def of(cls, session: Session, *, rows: int | None = None) -> BatchLimits:

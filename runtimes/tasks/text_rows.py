@@ -44,11 +44,12 @@ class TextToScore:
 class Context:
     """What all texts of a window share that have the same context."""
 
-    #: The tokens that are fed before the texts, without the last one. The text's first token is predicted
-    #: from that one, so it is the first input of each text.
     fed: np.ndarray
-    #: That token, or none.
+    """The tokens that are fed before the texts, without the last one. The text's first token is predicted
+    from that one, so it is the first input of each text.
+    """
     last: np.ndarray
+    """That token, or none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +59,13 @@ class Row:
     number: int
     source: TextToScore
     context: Context
-    #: Token ids; each predicts the next one.
     stream: np.ndarray
+    """Token ids; each predicts the next one."""
     unknown: int
-    #: Size of the predicted text; None for ids.
     size: TextSize | None
-    #: Whether the whole text is predicted: its first token has a token before it.
+    """Size of the predicted text; None for ids."""
     whole: bool
+    """Whether the whole text is predicted: its first token has a token before it."""
 
     @property
     def place(self) -> str:

@@ -21,22 +21,24 @@ class VocabularyConfig:
     Source: Grave et al. 2017; Baevski and Auli 2019.
     """
 
-    #: First token of each tail cluster, ascending; empty for a plain softmax.
     cutoffs: tuple[int, ...] = ()
-    #: Width of the first cluster; 0 for d_model.
+    """First token of each tail cluster, ascending; empty for a plain softmax."""
     d_embed: Size = 0
-    #: Cluster i is d_embed // div_val**i wide. A cluster is projected to d_model unless it has that width and
-    #: div_val is 1.
+    """Width of the first cluster; 0 for d_model."""
     div_val: Positive = 1
-    #: Whether a cluster of width d_model is projected if div_val is not 1; the TensorFlow code of Dai et al.
-    #: can leave this projection out.
+    """Cluster i is d_embed // div_val**i wide. A cluster is projected to d_model unless it has that width and
+    div_val is 1.
+    """
     project_same_width: bool = True
-    #: Input and output share their tables.
+    """Whether a cluster of width d_model is projected if div_val is not 1; the TensorFlow code of Dai et al.
+    can leave this projection out.
+    """
     tie_weights: bool = True
-    #: For each cluster, whether input and output share its projection; empty when all do.
+    """Input and output share their tables."""
     tie_projections: tuple[bool, ...] = ()
-    #: Embeddings are multiplied by sqrt(d_model).
+    """For each cluster, whether input and output share its projection; empty when all do."""
     scale: bool = True
+    """Embeddings are multiplied by sqrt(d_model)."""
 
     def __post_init__(self) -> None:
         if any(first >= second for first, second in itertools.pairwise((0, *self.cutoffs))):
@@ -70,18 +72,19 @@ class Cluster:
 class SpanConfig:
     """Adaptive attention span (Sukhbaatar et al. 2019a, section 3.2; 2019b, section 5.1)."""
 
-    #: The longest span that a head can learn, in tokens (S).
     maximum: Positive
-    #: Width of the soft edge, in tokens (R).
+    """The longest span that a head can learn, in tokens (S)."""
     ramp: Positive = 32
-    #: The coefficient of the span loss.
+    """Width of the soft edge, in tokens (R)."""
     penalty: Annotated[float, Range(0, 1e30)] = 0.0
-    #: The spans at the start of training, as a share of the maximum.
+    """The coefficient of the span loss."""
     initial: Annotated[float, Range(0, 1)] = 0.0
-    #: Added to the sum that masked weights are divided by; the public code of the paper adds 1e-8. A head
-    #: whose softmax lies almost wholly outside its span then answers with less than one full weight, so an
-    #: imported model needs it to give its project's scores.
+    """The spans at the start of training, as a share of the maximum."""
     epsilon: Share = 0.0
+    """Added to the sum that masked weights are divided by; the public code of the paper adds 1e-8. A head
+    whose softmax lies almost wholly outside its span then answers with less than one full weight, so an
+    imported model needs it to give its project's scores.
+    """
 
     def __post_init__(self) -> None:
         refuse_out_of_range(self, "span.")
@@ -91,13 +94,14 @@ class SpanConfig:
 class ObjectiveConfig:
     """What training minimises besides the mean negative log-likelihood of every position."""
 
-    #: Only the second half of each segment counts (the `half` rows of Dai et al. 2019, Table 6).
     half: bool = False
-    #: Every layer predicts the next token too; layer l of L does until l / 2L of the training is done.
+    """Only the second half of each segment counts (the `half` rows of Dai et al. 2019, Table 6)."""
     intermediate: bool = False
-    #: The token after the next one is predicted too, at half weight (both Al-Rfou et al. 2018, section 3).
-    #: The extra classifiers are used in training only.
+    """Every layer predicts the next token too; layer l of L does until l / 2L of the training is done."""
     second_target: bool = False
+    """The token after the next one is predicted too, at half weight (both Al-Rfou et al. 2018, section 3).
+    The extra classifiers are used in training only.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,11 +36,12 @@ def built_in() -> dict[str, Path]:
 class Averaging:
     """When the average of the weights begins. Exactly one of the two must be given."""
 
-    #: Step after which the weights of every step are averaged.
     start_step: Count | None = None
-    #: The average begins at the first validation that is worse than the best validation more than `patience`
-    #: validations before it (Merity et al. 2018, section 3, with a patience of 5).
+    """Step after which the weights of every step are averaged."""
     patience: Count | None = None
+    """The average begins at the first validation that is worse than the best validation more than `patience`
+    validations before it (Merity et al. 2018, section 3, with a patience of 5).
+    """
 
     def __post_init__(self) -> None:
         if (self.start_step is None) == (self.patience is None):

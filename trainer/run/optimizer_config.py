@@ -19,19 +19,20 @@ PositiveCount = Annotated[int, Range(1, MAX_COUNT, whole=True)]
 class OptimizerConfig:
     """How a gradient changes the weights. `trainer/training/optimizer.py` says what each kind computes."""
 
-    #: `adam`, `adamw` (Adam with decoupled weight decay) or `adagrad`.
     kind: Literal["adam", "adamw", "adagrad"] = "adam"
-    #: The highest learning rate, which `schedule` changes. From a larger one than 1e30, optimisers compute
-    #: numbers beyond fp32.
+    """`adam`, `adamw` (Adam with decoupled weight decay) or `adagrad`."""
     lr: Annotated[float, Range(0, 1e30, exclusive=True)] = 2.5e-4
-    #: How much of the mean and of the mean square of the gradients Adam keeps from one step to the next.
+    """The highest learning rate, which `schedule` changes. From a larger one than 1e30, optimisers compute
+    numbers beyond fp32.
+    """
     betas: tuple[Share, ...] = (0.9, 0.999)
-    #: Added to the root that the step is divided by; null for 1e-8, and for 1e-10 with adagrad.
+    """How much of the mean and of the mean square of the gradients Adam keeps from one step to the next."""
     epsilon: Annotated[float, Range(0, 1, exclusive=True)] | None = None
-    #: A step multiplies matrices by 1 - lr * weight_decay (adamw only), but no bias, norm or span.
+    """Added to the root that the step is divided by; null for 1e-8, and for 1e-10 with adagrad."""
     weight_decay: Annotated[float, Range(0, 1e6)] = 0.0
-    #: The largest norm of the gradient of all parameters; with adagrad, of each tensor by itself.
+    """A step multiplies matrices by 1 - lr * weight_decay (adamw only), but no bias, norm or span."""
     clip: Annotated[float, Range(0, 1e308, exclusive=True)] = 0.25
+    """The largest norm of the gradient of all parameters; with adagrad, of each tensor by itself."""
 
     def __post_init__(self) -> None:
         refuse_out_of_range(self, "optimizer.")
@@ -59,16 +60,18 @@ class ScheduleConfig:
     except in the fine-tuning.
     """
 
-    #: `cosine` falls to min_lr at the last step; `constant` stays; `inverse-sqrt` falls as 1/√step; `plateau`
-    #: is multiplied by plateau_decay when more than plateau_patience validations in a row were no better than
-    #: the best.
     kind: Literal["cosine", "plateau", "constant", "inverse-sqrt"] = "cosine"
+    """`cosine` falls to min_lr at the last step; `constant` stays; `inverse-sqrt` falls as 1/√step; `plateau`
+    is multiplied by plateau_decay when more than plateau_patience validations in a row were no better than
+    the best.
+    """
     warmup_steps: Count = 0
     min_lr: Annotated[float, Range(0, 1e30)] = 0.0
     plateau_patience: Count = 0
     plateau_decay: Annotated[float, Range(0, 1, exclusive=True, below=True)] = 0.5
-    #: The last steps have a tenth of the rate that `kind` gives them (the public code of Sukhbaatar et al.).
     fine_tune_steps: Count = 0
+    """The last steps have a tenth of the rate that `kind` gives them (the public code of Sukhbaatar et al.).
+    """
 
     def __post_init__(self) -> None:
         refuse_out_of_range(self, "schedule.")

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 class Format:
     """A kind of checkpoint that `xl-export import` reads."""
 
-    #: The name; its module in this folder has `_` for `-`.
     name: str
-    #: Its files, for help and messages.
+    """The name; its module in this folder has `_` for `-`."""
     files: str
-    #: Names of its file, if a folder is given.
+    """Its files, for help and messages."""
     in_folder: tuple[str, ...] = ()
+    """Names of its file, if a folder is given."""
 
     @property
     def project(self) -> Project:
@@ -28,7 +28,6 @@ class Format:
         return found
 
 
-#: By name. A checkpoint has the first format that recognises it.
 FORMATS = {
     format_.name: format_
     for format_ in (
@@ -57,3 +56,4 @@ FORMATS = {
         Format("xl-export", "a run of this project"),
     )
 }
+"""By name. A checkpoint has the first format that recognises it."""

@@ -45,14 +45,14 @@ class Reading:
 
     opened: Source
     options: ImportOptions
-    #: The settings that the checkpoint holds, checked, in the project's words; None for bare tensors.
     stored: Settings | None
+    """The settings that the checkpoint holds, checked, in the project's words; None for bare tensors."""
     t: Tensors
     facts: Architecture = field(init=False)
-    #: Name of the data set, if the vocabulary has one.
     dataset: str | None = None
-    #: The settings of the evaluation.
+    """Name of the data set, if the vocabulary has one."""
     chosen: dict[str, Setting] = field(default_factory=dict)
+    """The settings of the evaluation."""
 
     def add(self, **fields: Any) -> None:
         """Adds fields of `ModelConfig` to the architecture."""
@@ -62,17 +62,17 @@ class Reading:
 class Project:
     """One project. The methods do what suits most projects; the others replace them."""
 
-    #: Name for messages and records.
     title: ClassVar[str]
-    #: Names of files next to a checkpoint that hold its vocabulary.
+    """Name for messages and records."""
     vocabularies: ClassVar[tuple[str, ...]]
-    #: From the project's names of tensors to kimiyoung's; see `shared/names.py`.
+    """Names of files next to a checkpoint that hold its vocabulary."""
     names: ClassVar[Mapping[str, str]] = {}
-    #: Whether the head's columns for the tail clusters are stored in reverse order.
+    """From the project's names of tensors to kimiyoung's; see `shared/names.py`."""
     reversed_clusters: ClassVar[bool] = True
+    """Whether the head's columns for the tail clusters are stored in reverse order."""
     initial_memory: ClassVar[InitialMemory] = "masked"
-    #: Tokens that the mask `same-length` shows besides the own token, minus mem_len.
     beyond_self: ClassVar[int] = -1
+    """Tokens that the mask `same-length` shows besides the own token, minus mem_len."""
 
     def recognises(self, opened: Source) -> bool:
         """Whether the content is a checkpoint of the project."""

@@ -36,28 +36,28 @@ PATH = "/streams/"
 class Deployment:
     """What `serve run` accepts as NAME=VALUE."""
 
-    #: An artefact with ring memory, at the same path on every machine.
     model: str
-    #: A folder that all replicas share, at the same path on every machine.
+    """An artefact with ring memory, at the same path on every machine."""
     streams: str
-    #: The fewest, which is also how many there are at first.
+    """A folder that all replicas share, at the same path on every machine."""
     replicas: int = 1
-    #: The most; without it their number is fixed.
+    """The fewest, which is also how many there are at first."""
     most_replicas: int | None = None
-    #: Ray adds replicas when each had more than `rows` requests for this many seconds.
+    """The most; without it their number is fixed."""
     add_seconds: int = 30
-    #: Ray removes replicas when fewer would have been enough for this many seconds.
+    """Ray adds replicas when each had more than `rows` requests for this many seconds."""
     remove_seconds: int = 600
-    #: Seconds that a removed replica has to finish its requests.
+    """Ray removes replicas when fewer would have been enough for this many seconds."""
     leave_seconds: int = 120
-    #: Number of rows of each replica.
+    """Seconds that a removed replica has to finish its requests."""
     rows: int = 32
-    #: Number of requests that may wait in each replica.
+    """Number of rows of each replica."""
     queue: int = 1024
-    #: Number of CPUs of each replica.
+    """Number of requests that may wait in each replica."""
     threads: int = 1
-    #: Bytes of streams that each replica keeps in RAM.
+    """Number of CPUs of each replica."""
     ram_bytes: int = 1 << 28
+    """Bytes of streams that each replica keeps in RAM."""
 
     def __post_init__(self) -> None:
         least = dict.fromkeys(("replicas", "rows", "queue", "threads"), 1)

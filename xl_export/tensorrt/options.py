@@ -41,13 +41,14 @@ class BuildOptions:
             "--target tensorrt`.",
         ),
     ] = "native"
-    #: Compute capabilities of the GPUs that an rtx engine runs on.
     compute_capabilities: tuple[str, ...] = ()
-    #: Least, usual and most rows of the segment profile.
+    """Compute capabilities of the GPUs that an rtx engine runs on."""
     batch: tuple[int, ...] = (1, 1, 8)
-    #: The same for the single-token profile. None for the batch of the segment profile, or with the plugin
-    #: for its usual size only.
+    """Least, usual and most rows of the segment profile."""
     token_batch: tuple[int, ...] | None = None
+    """The same for the single-token profile. None for the batch of the segment profile, or with the plugin
+    for its usual size only.
+    """
     tokens: Annotated[
         Annotated[int, POSITIVE] | None,
         Option(

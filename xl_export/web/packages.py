@@ -32,10 +32,10 @@ class Package:
 
     name: str
     version: str
-    #: SHA-512 of its archive in base64, as `npm view NAME@VERSION dist.integrity` prints it.
     integrity: str
-    #: The size of the archive.
+    """SHA-512 of its archive in base64, as `npm view NAME@VERSION dist.integrity` prints it."""
     num_bytes: int
+    """The size of the archive."""
 
     @property
     def release(self) -> str:

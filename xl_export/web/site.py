@@ -51,12 +51,12 @@ MOST_BYTES = 1 << 31  # of weights in fp32: WebAssembly has 4 GiB of addresses, 
 class Site:
     """What was written."""
 
-    #: Names of the models.
     models: tuple[str, ...]
-    #: Bytes of all files.
+    """Names of the models."""
     num_bytes: int
-    #: Warnings, one sentence each.
+    """Bytes of all files."""
     warnings: tuple[str, ...]
+    """Warnings, one sentence each."""
 
 
 def write_site(

@@ -24,11 +24,12 @@ class GrowingText:
         self._goes_on = goes_on
         self._stop = [border + (text.strip() if border else text) + border for text in stop]
         self._held = ""
-        #: Why the text has ended; None while it grows.
         self.ended: Reason | None = None
-        #: The decoder, if nothing is ever held back. It may be called instead of `add` for any token but the
-        #: last.
+        """Why the text has ended; None while it grows."""
         self.plain = None if stop else decoder
+        """The decoder, if nothing is ever held back. It may be called instead of `add` for any token but the
+        last.
+        """
 
     def finish(self) -> str:
         """The text that was held back, released by the end of the document."""

@@ -65,8 +65,9 @@ class OrtGpuSession(GraphSession):
         super().__init__(spec, vocab, spec.identity)
         self.device = device
         self._ort = import_onnxruntime(spec)
-        #: Held while the stream is used: what another thread enqueued would become part of a captured step.
         self.one_at_a_time = threading.Lock()
+        """Held while the stream is used: what another thread enqueued would become part of a captured step.
+        """
         loader = Loader(
             ort=self._ort,
             provider=provider.PROVIDER,
@@ -77,8 +78,8 @@ class OrtGpuSession(GraphSession):
             library=library,
         )
         self._with_node = library is not None
-        #: What ONNX Runtime computes on.
         self.stream: Stream
+        """What ONNX Runtime computes on."""
         self._session, self.stream = loader.load(contents)
         # The output layer of a large vocabulary picks rows by their values (NonZero), which cannot be
         # captured; a traced graph may do the same.
@@ -86,10 +87,10 @@ class OrtGpuSession(GraphSession):
         # If answers depend on how tokens are cut, no reference is fed one token at a time, and a captured
         # step would be compared with nothing. What cannot be checked is not used.
         checked = spec.rule.cuts_change_nothing
-        #: Whether single tokens are captured as CUDA graphs.
         self.captures = fixed and checked
-        #: Where arrays are.
+        """Whether single tokens are captured as CUDA graphs."""
         self.place = {"device_type": provider.PROVIDER.memory, "device_id": device.index}
+        """Where arrays are."""
         self._options = self._ort.RunOptions()
         for name, value in ON_OUR_STREAM.items():
             self._options.add_run_config_entry(name, value)

@@ -35,8 +35,8 @@ class Running:
     port: int
     log: io.StringIO = field(repr=False)
     loop: asyncio.AbstractEventLoop = field(repr=False)
-    #: What a SIGTERM does.
     stop: Callable[[], None] = field(repr=False)
+    """What a SIGTERM does."""
 
     @property
     def at(self) -> str:
@@ -77,9 +77,10 @@ class Here(Address):
     """A free port of this machine."""
 
     port: int = 0
-    #: Bytes that the kernel takes from the server before it shows that a client reads nothing; by default
-    #: megabytes.
     send_buffer: int | None = None
+    """Bytes that the kernel takes from the server before it shows that a client reads nothing; by default
+    megabytes.
+    """
 
     def bind(self) -> socket.socket:
         listener = super().bind()

@@ -47,20 +47,20 @@ class Architecture:
     d_embed: int
     div_val: int
     cutoffs: tuple[int, ...]
-    #: Width of the feed-forward network; None if only the tensors show it.
     d_ff: int | None = None
+    """Width of the feed-forward network; None if only the tensors show it."""
     attention_type: int = 0
     pre_norm: bool = False
-    #: Whether every layer has its own u and v.
     biases_in_layers: bool = False
+    """Whether every layer has its own u and v."""
     project_same_width: bool = True
     tie_weights: bool | None = None
     tie_projections: tuple[bool, ...] | None = None
     norm_epsilon: float = 1e-5
     dropout: float = 0.0
     attention_dropout: float = 0.0
-    #: Further fields of `ModelConfig`, by name.
     more: dict[str, Any] = field(default_factory=dict)
+    """Further fields of `ModelConfig`, by name."""
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Architecture:

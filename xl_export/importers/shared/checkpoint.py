@@ -25,24 +25,24 @@ from xl_export.importers.shared.vocabularies import IDS
 class Source:
     """A checkpoint that was opened and read, but not yet understood."""
 
-    #: File, or folder if the format is a folder.
     path: Path
-    #: Plain data and tensors of that file.
+    """File, or folder if the format is a folder."""
     content: Any
-    #: The files that were read, by role, if there is more than one.
+    """Plain data and tensors of that file."""
     files: dict[str, Path] = field(default_factory=dict)
+    """The files that were read, by role, if there is more than one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImportOptions:
     """Options that the user chose for one import."""
 
-    #: Settings that replace the project's, by name.
     settings: Mapping[str, Setting] = field(default_factory=dict)
-    #: The file of the vocabulary; None searches the folder of the checkpoint.
+    """Settings that replace the project's, by name."""
     vocab: Path | None = None
-    #: Whether weights may be NaN or infinite.
+    """The file of the vocabulary; None searches the folder of the checkpoint."""
     allow_nonfinite: bool = False
+    """Whether weights may be NaN or infinite."""
 
     def chosen(self, name: str) -> Any:
         """Returns the value that the user chose for a setting; None if it was not chosen."""
@@ -80,18 +80,18 @@ class Checkpoint:
     """A model of another project, expressed as a model of this one."""
 
     config: ModelConfig
-    #: Tensors of `trainer.model.model.LanguageModel` by name.
     tensors: dict[str, Tensor]
+    """Tensors of `trainer.model.model.LanguageModel` by name."""
     rule: MemoryRule
     vocab: Vocab
-    #: Settings of the evaluation by name.
     settings: dict[str, Setting]
-    #: Files that were read, by role.
+    """Settings of the evaluation by name."""
     files: dict[str, Path]
-    #: Sentences on decisions, and on differences from the other project.
+    """Files that were read, by role."""
     notes: tuple[str, ...] = ()
-    #: The training configuration, if the checkpoint is a run of this project.
+    """Sentences on decisions, and on differences from the other project."""
     run: TrainConfig | None = None
+    """The training configuration, if the checkpoint is a run of this project."""
 
     @property
     def finite(self) -> bool:

@@ -116,10 +116,10 @@ class Setting:
     """One value of a setting."""
 
     value: Any
-    #: An option, a file, the checkpoint, or what was published.
     origin: str
-    #: The row of `PUBLISHED` that it is from; None for any other origin.
+    """An option, a file, the checkpoint, or what was published."""
     model: str | None = None
+    """The row of `PUBLISHED` that it is from; None for any other origin."""
 
 
 def of_last_run(stored: Mapping[str, Any], *, origin: str) -> dict[str, Setting]:
@@ -167,8 +167,8 @@ class Published:
     segment: int
     mem_len: int
     clamp_len: int
-    #: Layers and d_model; several models may share one evaluation.
     sizes: tuple[tuple[int, int], ...]
+    """Layers and d_model; several models may share one evaluation."""
 
 
 BYTES_BASE = Published(segment=80, mem_len=2100, clamp_len=820, sizes=((12, 512),))

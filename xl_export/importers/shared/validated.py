@@ -146,10 +146,10 @@ class Rule:
     """What one setting of a checkpoint may be."""
 
     accepts: Callable[[Any], bool]
-    #: The values that `accepts` accepts, for messages.
     expected: str
-    #: Whether the checkpoint must have the setting.
+    """The values that `accepts` accepts, for messages."""
     required: bool = False
+    """Whether the checkpoint must have the setting."""
 
 
 # The settings that a checkpoint may have, by name. A setting is read, compared with what is computed here, or

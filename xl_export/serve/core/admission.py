@@ -56,17 +56,17 @@ class Places:
     ) -> None:
         self._settings = settings
         self._retry_after = retry_after
-        #: Number of places.
         self.most = settings.rows + settings.queue
-        #: Number of states that fit into the memory for them.
+        """Number of places."""
         self.most_states = max(1, settings.state_bytes // max(1, state_bytes))
-        #: Number of places held.
+        """Number of states that fit into the memory for them."""
         self.tasks = 0
-        #: Number of states held.
+        """Number of places held."""
         self.states = 0
+        """Number of states held."""
         self._lock = threading.RLock()
-        #: Whether the engine stops, or has died, and nothing more is accepted.
         self.closed = False
+        """Whether the engine stops, or has died, and nothing more is accepted."""
 
     def refuse(self, tasks: int = 1, states: int = 0) -> None:
         """Raises QueueFullError if these places are not free now, TooManyError if they never are, and

@@ -26,9 +26,10 @@ class _Prefix:
     """A prefix that was seen."""
 
     state: StreamState | None = field(default=None, repr=False)
-    #: The different pieces that have followed it, two of them at most: with two it is a place at which
-    #: prompts part.
     followers: set[bytes] = field(default_factory=set)
+    """The different pieces that have followed it, two of them at most: with two it is a place at which
+    prompts part.
+    """
     hit: bool = False
 
     @property
@@ -58,10 +59,10 @@ class PrefixCache:
         # The keys of prefixes with a state, the one that was used longest ago first.
         self._passed: OrderedDict[bytes, None] = OrderedDict()
         self._kept: OrderedDict[bytes, None] = OrderedDict()
-        #: Bytes of all states.
         self.num_bytes = 0
-        #: Number of states dropped.
+        """Bytes of all states."""
         self.evicted = 0
+        """Number of states dropped."""
 
     @property
     def states(self) -> int:

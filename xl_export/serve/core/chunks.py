@@ -28,14 +28,14 @@ class Chunk:
     """The next tokens of one run."""
 
     run: Running
-    #: Number of tokens.
     length: int
-    #: Number of tokens with padding.
+    """Number of tokens."""
     width: int
-    #: Method of the session that is called.
+    """Number of tokens with padding."""
     verb: Verb
-    #: Places at which the session cuts it; see `_cuts`.
+    """Method of the session that is called."""
     cuts: tuple[int, ...]
+    """Places at which the session cuts it; see `_cuts`."""
 
 
 def chunk_after(fed: int, count: int, segment: int, *, pads: bool = True) -> tuple[int, int]:

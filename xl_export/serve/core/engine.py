@@ -57,28 +57,29 @@ class Engine:
         self._session = session
         self._settings = settings
         self._deliver = deliver
-        #: Only the engine's thread uses it; other threads may read its counts.
         self.scheduler = Scheduler(session, settings, cache)
+        """Only the engine's thread uses it; other threads may read its counts."""
         is_language = is_language_model(session)
         num_logits = session.vocab.size if is_language else 0
-        #: What requests hold of it; other threads ask it.
         self.places = Places(
             settings,
             state_bytes=self.scheduler.row_bytes + 4 * num_logits,
             retry_after=self._retry_after,
         )
-        #: None if a trial found each row bitwise independent of the rows that are stepped with it, so that
-        #: the same seed gives the same tokens under any load; otherwise what the trial found.
+        """What requests hold of it; other threads ask it."""
         self.dependence = dependence_of_rows(session, settings, self.scheduler.rows)
+        """None if a trial found each row bitwise independent of the rows that are stepped with it, so that
+        the same seed gives the same tokens under any load; otherwise what the trial found.
+        """
         if self.dependence and not is_language:  # a control loop must not depend on other streams
             self.scheduler.one_at_a_time = True
             self.dependence = None
-        #: Held while a task is submitted: each one is either refused or gets its end.
         self._submitting = threading.Lock()
+        """Held while a task is submitted: each one is either refused or gets its end."""
         self._submitted: dict[Task, Running] = {}  # whose end was not delivered yet
         self._commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()  # for the thread
-        #: Seconds of the engine's thread outside of steps of the session, without waiting for work.
         self.other_seconds = 0.0
+        """Seconds of the engine's thread outside of steps of the session, without waiting for work."""
         self._undelivered: Delivery = []
         self._delivered = 0.0  # time of the last delivery
         self._thread = threading.Thread(target=self._run, name="xl-export engine", daemon=True)

@@ -18,16 +18,16 @@ class Rows(ABC):
     the engine uses them.
     """
 
-    #: Whether only neighbouring rows can be stepped together.
     neighbours: ClassVar[bool]
+    """Whether only neighbouring rows can be stepped together."""
 
     def __init__(self, session: Session, count: int) -> None:
         self._session = session
         self._count = count
-        #: The run of each used row, the decoding ones first.
         self.runs: list[Running] = []
-        #: Number of decoding rows.
+        """The run of each used row, the decoding ones first."""
         self.decoding = 0
+        """Number of decoding rows."""
 
     @property
     def free(self) -> int:

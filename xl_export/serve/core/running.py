@@ -24,49 +24,49 @@ class Running:
     def __init__(self, task: Task, session: Session) -> None:
         state = task.state
         self.task = task
-        #: Time of submission, by the monotonic clock.
         self.arrived = time.monotonic()
-        #: Iteration that last fed a chunk of it.
+        """Time of submission, by the monotonic clock."""
         self.last_chunk = 0
-        #: Its row; -1 without one.
+        """Iteration that last fed a chunk of it."""
         self.row = -1
-        #: Keys of its prefixes in the cache; empty if it does not use the cache.
+        """Its row; -1 without one."""
         self.keys: list[bytes] = []
-        #: Number of the task's own tokens.
+        """Keys of its prefixes in the cache; empty if it does not use the cache."""
         self.num_tokens = len(task.tokens) if task.inputs is None else num_tokens_of(session, task)
-        #: Number of them that were fed.
+        """Number of the task's own tokens."""
         self.fed = 0
-        #: `StreamState.furthest` after the fed chunks; drawn tokens are written without padding.
+        """Number of them that were fed."""
         self.furthest = 0 if state is None else state.furthest
-        #: float32 [V] after the last fed token, if they are known and may still be wanted.
+        """`StreamState.furthest` after the fed chunks; drawn tokens are written without padding."""
         self.logits: np.ndarray | None = None if state is None else state.logits
-        #: log p of the next token, if a step has computed it already.
+        """float32 [V] after the last fed token, if they are known and may still be wanted."""
         self.known: float | None = None
-        #: The last drawn tokens; all were fed but the very last, `token`, while `pending`.
+        """log p of the next token, if a step has computed it already."""
         self.drawn: deque[int] = deque(maxlen=session.rule.segment + 2)
-        #: Number of drawn tokens.
+        """The last drawn tokens; all were fed but the very last, `token`, while `pending`."""
         self.count = 0
+        """Number of drawn tokens."""
         self.token = 0
         self.pending = False
-        #: Penalties on its logits, from its first draw on, if there are any.
         self.penalties: Penalties | None = None
-        #: Draws the next random number.
+        """Penalties on its logits, from its first draw on, if there are any."""
         self.uniform: Callable[[], float]
+        """Draws the next random number."""
         self.text: GrowingText | None = None
-        #: Answers of this iteration.
         self.answers: list[Answer] = []
-        #: Number of fed tokens that were found in the cache.
+        """Answers of this iteration."""
         self.cached = 0
-        #: Number of fed tokens that no answer has reported.
+        """Number of fed tokens that were found in the cache."""
         self.unreported = 0
-        #: Number of delivered answers.
+        """Number of fed tokens that no answer has reported."""
         self.sent = 0
-        #: Number of answers that the client has accepted; another thread writes this.
+        """Number of delivered answers."""
         self.taken = 0
-        #: Why the task ends, once its last token is fed.
+        """Number of answers that the client has accepted; another thread writes this."""
         self.closing: Reason | None = None
-        #: Whether its `Ended` was emitted.
+        """Why the task ends, once its last token is fed."""
         self.ended = False
+        """Whether its `Ended` was emitted."""
         if task.sampling is not None:
             sampling = task.sampling
             decoder = session.vocab.decoder()
@@ -113,8 +113,8 @@ class Queue:
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[str, deque[Running]] = OrderedDict()  # by owner, the next turn first
-        #: Number of runs that wait.
         self.count = 0
+        """Number of runs that wait."""
 
     def add(self, run: Running) -> None:
         """Puts a run at the end of its owner's runs."""

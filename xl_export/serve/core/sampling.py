@@ -22,17 +22,18 @@ class RowSampler:
 
     def __init__(self, runs: list[Running], size: int, end: int | None) -> None:
         self.runs = runs
-        #: What a token needs of its run: the run, how it notes a drawn token, its text, `GrowingText.plain`
-        #: of that, the token that ends it (-1 if none does), and the most tokens.
         self.places: list[tuple[Running, Callable[[int], None], GrowingText, Decoder | None, int, int]] = []
-        #: Whether a stream of them is kept.
+        """What a token needs of its run: the run, how it notes a drawn token, its text, `GrowingText.plain`
+        of that, the token that ends it (-1 if none does), and the most tokens.
+        """
         self.keeps = False
-        #: int64 [N, 1], those that were drawn last.
+        """Whether a stream of them is kept."""
         self.tokens = np.empty((len(runs), 1), np.int64)
-        #: The rows whose log-probabilities are wanted.
+        """int64 [N, 1], those that were drawn last."""
         self.scored: list[int] = []
-        #: The rows whose likeliest tokens are wanted, with their number.
+        """The rows whose log-probabilities are wanted."""
         self.tops: list[tuple[int, int]] = []
+        """The rows whose likeliest tokens are wanted, with their number."""
         samplers = []
         penalties = []
         self._uniform = []

@@ -71,37 +71,38 @@ class Scheduler:
         vocab = session.vocab if is_language_model(session) else None
         self._vocab_size = 1 if vocab is None else vocab.size  # with named inputs nothing is drawn
         self._end_of_document = None if vocab is None else vocab.special.end_of_document
-        #: Whether each step has one row, though the session takes more.
         self.one_at_a_time = False
+        """Whether each step has one row, though the session takes more."""
         self.rows = rows_of(session, settings.rows)
         self.queue = Queue()
         self.row_bytes = row_bytes(session.state)
         # Without room for a single state, each would be copied and dropped.
         self.cache = cache if cache is not None and cache.max_bytes > self.row_bytes else None
-        #: The tasks that have not ended.
         self.runs: dict[Task, Running] = {}
+        """The tasks that have not ended."""
         self._emitting: list[Running] = []  # runs with answers that are not delivered yet
         self._ready: list[Running] = []  # runs whose tokens were all fed, and who have no token yet
         self._sampler = RowSampler([], self._vocab_size, None)
         self._no_logits = np.empty((0, self._vocab_size), np.float32)
         self.iterations = 0
-        #: Number of steps of the session.
         self.steps = 0
-        #: Number of tasks' tokens fed, without those that were found in the cache.
+        """Number of steps of the session."""
         self.fed = 0
-        #: Number of tasks' tokens found in the cache.
+        """Number of tasks' tokens fed, without those that were found in the cache."""
         self.cached = 0
-        #: Number of tokens that pad chunks.
+        """Number of tasks' tokens found in the cache."""
         self.padded = 0
-        #: Number of tokens drawn.
+        """Number of tokens that pad chunks."""
         self.drawn = 0
+        """Number of tokens drawn."""
         self.model_seconds = 0.0
-        #: Seconds from the submission of each task to its row, without tasks that end before they have one.
         self.queued = Histogram(QUEUED)
-        #: Seconds of the present step in which answers were delivered.
+        """Seconds from the submission of each task to its row, without tasks that end before they have one.
+        """
         self.delivery_seconds = 0.0
-        #: Number of tasks that have ended, by their reason.
+        """Seconds of the present step in which answers were delivered."""
         self.ended: Counter[str] = Counter()
+        """Number of tasks that have ended, by their reason."""
 
     @property
     def has_work(self) -> bool:

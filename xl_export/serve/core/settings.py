@@ -28,12 +28,13 @@ class EngineSettings:
             "--queue", "The number of requests that may wait for a row; more are answered with status 429."
         ),
     ] = 1024
-    #: Tokens of prompts that are fed in one iteration, padding included; at least one chunk is always fed.
     prompt_tokens: int = 128
-    #: Answers that a client has not read. The next one ends its task: a client that reads nothing must hold
-    #: neither a row nor much memory (about 200 bytes an answer). That bridges a stall of half a second
-    #: at the rate of the smallest models.
+    """Tokens of prompts that are fed in one iteration, padding included; at least one chunk is always fed."""
     unread: int = 8192
+    """Answers that a client has not read. The next one ends its task: a client that reads nothing must hold
+    neither a row nor much memory (about 200 bytes an answer). That bridges a stall of half a second at the
+    rate of the smallest models.
+    """
     # One state is always accepted.
     state_bytes: Annotated[
         int,
@@ -77,27 +78,28 @@ class Limits:
     max_tokens: Annotated[
         int, POSITIVE, Option("--max-tokens", "The most tokens that one choice of a request may have.")
     ] = 1 << 17
-    #: Log-probabilities of one answer: a token has one for itself and one for each of the likeliest next to
-    #: it. Also the tokens of all choices of an answer that is not streamed.
     log_probs: int = 1 << 19
-    #: Prompts times `n` or `best_of`.
+    """Log-probabilities of one answer: a token has one for itself and one for each of the likeliest next to
+    it. Also the tokens of all choices of an answer that is not streamed.
+    """
     choices: int = 128
-    #: Texts of one request to score.
+    """Prompts times `n` or `best_of`."""
     texts: int = 4096
-    #: Requests that are served or wait at once.
+    """Texts of one request to score."""
     requests: int = 2048
-    #: Bytes of the bodies of these requests, and never less than one body may have.
+    """Requests that are served or wait at once."""
     bodies_bytes: int = 256 * MB
-    #: Connections that are open at once.
+    """Bytes of the bodies of these requests, and never less than one body may have."""
     connections: int = 4096
-    #: Bytes of the head of a request, and of what frames a chunk of its body.
+    """Connections that are open at once."""
     header_bytes: int = 1 << 16
-    #: Seconds until the head of a request has arrived.
+    """Bytes of the head of a request, and of what frames a chunk of its body."""
     header_seconds: float = 10.0
-    #: Seconds until its body has arrived.
+    """Seconds until the head of a request has arrived."""
     body_seconds: float = 60.0
-    #: Seconds after which a client that does not read its answer is disconnected.
+    """Seconds until its body has arrived."""
     stalled_seconds: float = 120.0
+    """Seconds after which a client that does not read its answer is disconnected."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,8 +128,8 @@ class StoreSettings:
             unit=MB,
         ),
     ] = 65_536 * MB
-    #: Tokens that a stream may be ahead of its snapshot; they are fed again after a kill.
     replayed: int = 1024
+    """Tokens that a stream may be ahead of its snapshot; they are fed again after a kill."""
     # It costs milliseconds for each change on most disks.
     flush: Annotated[
         bool,

@@ -16,17 +16,20 @@ from runtimes.contract.session import Session
 class StreamState:
     """A stream as it was after its last fed token."""
 
-    #: One row, owned by this state and never stepped: the engine copies it into a row.
     memory: Memory = field(repr=False)
-    #: float32 [V], of the token after the last one; None at the start of a stream, after a rewind, and for a
-    #: model with named inputs.
+    """One row, owned by this state and never stepped: the engine copies it into a row."""
     logits: np.ndarray | None = field(repr=False)
-    #: int64 [0..T + 1], the ids of the last fed tokens, the newest last: a decoder continues from them, and a
-    #: rewind feeds one of them again. Empty for a model with named inputs.
+    """float32 [V], of the token after the last one; None at the start of a stream, after a rewind, and for a
+    model with named inputs.
+    """
     tail: np.ndarray = field(repr=False)
-    #: One more than the highest stream position whose slot was ever written. Padding on the right is written
-    #: too, so this may be more than `position`; it bounds how far the stream can be rewound.
+    """int64 [0..T + 1], the ids of the last fed tokens, the newest last: a decoder continues from them, and a
+    rewind feeds one of them again. Empty for a model with named inputs.
+    """
     furthest: int
+    """One more than the highest stream position whose slot was ever written. Padding on the right is written
+    too, so this may be more than `position`; it bounds how far the stream can be rewound.
+    """
 
     @staticmethod
     def begin(session: Session) -> StreamState:

@@ -21,22 +21,24 @@ Arrays: TypeAlias = dict[str, np.ndarray]
 class SamplingParams:
     """How a task samples its tokens."""
 
-    #: Most tokens to draw, at least 1.
     max_tokens: int
+    """Most tokens to draw, at least 1."""
     sampler: Sampler = field(default_factory=Sampler)
-    #: With `index`: the numbers come from `default_rng([seed, index])`, as in `runtimes.tasks.generate`,
-    #: with the row as the index.
     seed: int = 0
+    """With `index`: the numbers come from `default_rng([seed, index])`, as in `runtimes.tasks.generate`, with
+    the row as the index.
+    """
     index: int = 0
-    #: Strings that end the text and are not part of it.
     stop: tuple[str, ...] = ()
-    #: Added to the logits of token ids before anything else.
+    """Strings that end the text and are not part of it."""
     bias: Mapping[int, float] = field(default_factory=dict)
-    #: Whether the vocabulary's token for the end of a document ends the task.
+    """Added to the logits of token ids before anything else."""
     ends: bool = True
-    #: The token ids before the first drawn one, for `repetition_penalty`; None if they are the tokens of the
-    #: task.
+    """Whether the vocabulary's token for the end of a document ends the task."""
     prompt: np.ndarray | None = None
+    """The token ids before the first drawn one, for `repetition_penalty`; None if they are the tokens of the
+    task.
+    """
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -45,29 +47,33 @@ class Task:
     inputs. Tasks are compared by identity.
     """
 
-    #: Token ids int64 [N], fed first; how they are cut depends only on `N` and `segment`. They may be empty
-    #: if `state` has logits.
     tokens: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    #: Inputs [1, …] of a model with named inputs, as `runtimes.contract.checks.fitting_inputs` returns them;
-    #: None for a language model.
+    """Token ids int64 [N], fed first; how they are cut depends only on `N` and `segment`. They may be empty
+    if `state` has logits.
+    """
     inputs: Arrays | None = None
-    #: Stream to continue; None starts one at position 0.
+    """Inputs [1, …] of a model with named inputs, as `runtimes.contract.checks.fitting_inputs` returns them;
+    None for a language model.
+    """
     state: StreamState | None = None
-    #: Whether log p of each fed token is wanted; it is unknown for the first token if `state` has no logits.
+    """Stream to continue; None starts one at position 0."""
     score: bool = False
-    #: Whether the logits after each fed token are wanted.
+    """Whether log p of each fed token is wanted; it is unknown for the first token if `state` has no logits.
+    """
     logits: bool = False
-    #: Number of likeliest tokens wanted with each log p.
+    """Whether the logits after each fed token are wanted."""
     top: int = 0
-    #: None draws no tokens.
+    """Number of likeliest tokens wanted with each log p."""
     sampling: SamplingParams | None = None
-    #: Whether the state at the end is wanted; then every drawn token is fed, the last one too.
+    """None draws no tokens."""
     keep: bool = False
-    #: Whether a prefix of `tokens` may come from the prefix cache, and its snapshots be kept there; a state,
-    #: `score` and `logits` exclude both.
+    """Whether the state at the end is wanted; then every drawn token is fed, the last one too."""
     cached: bool = True
-    #: Name of the API key; empty without keys.
+    """Whether a prefix of `tokens` may come from the prefix cache, and its snapshots be kept there; a state,
+    `score` and `logits` exclude both.
+    """
     owner: str = ""
+    """Name of the API key; empty without keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,16 +90,16 @@ class PromptFed:
     `Task.logits` or `Task.inputs`, and otherwise all of them, or those that were fed before the task ended.
     """
 
-    #: Number of tokens fed.
     count: int
-    #: Number of tokens found in the cache.
+    """Number of tokens fed."""
     cached: int = 0
-    #: Log-probabilities float32 [count] in nats if `Task.score`, NaN for an unknown one; None otherwise.
+    """Number of tokens found in the cache."""
     log_probs: np.ndarray | None = None
-    #: Alternatives to the fed tokens, if `Task.top`.
+    """Log-probabilities float32 [count] in nats if `Task.score`, NaN for an unknown one; None otherwise."""
     likeliest: Likeliest | None = None
-    #: Outputs [1, …] of the step by name if `Task.inputs`, its logits [1, count, V] if `Task.logits`.
+    """Alternatives to the fed tokens, if `Task.top`."""
     outputs: Arrays | None = field(default=None, repr=False)
+    """Outputs [1, …] of the step by name if `Task.inputs`, its logits [1, count, V] if `Task.logits`."""
 
 
 @dataclass(slots=True)  # freezing it would take half of the time that a token costs here
@@ -101,10 +107,10 @@ class TokenOut:
     """One drawn token, which does not change once it is delivered. It is not frozen, so it has no hash."""
 
     token: int
-    #: Text that the token adds, without what may become a stop string.
     text: str
-    #: Log-probability at temperature 1 without bias, if `Task.score` or `Task.top`.
+    """Text that the token adds, without what may become a stop string."""
     log_prob: float | None = None
+    """Log-probability at temperature 1 without bias, if `Task.score` or `Task.top`."""
     likeliest: Likeliest | None = None
 
 
@@ -113,13 +119,14 @@ class Ended:
     """The last answer of every task, whatever happened."""
 
     reason: Reason
-    #: Text that was held back for a stop string.
     text: str = ""
-    #: Stream after all tokens that the answers have reported, if `Task.keep`; for `cancelled` and `stopped`
-    #: too.
+    """Text that was held back for a stop string."""
     state: StreamState | None = field(default=None, repr=False)
-    #: One sentence, if the reason is `failed`, or the engine itself has cancelled.
+    """Stream after all tokens that the answers have reported, if `Task.keep`; for `cancelled` and `stopped`
+    too.
+    """
     error: str = ""
+    """One sentence, if the reason is `failed`, or the engine itself has cancelled."""
 
 
 Answer: TypeAlias = PromptFed | TokenOut | Ended

@@ -126,36 +126,37 @@ class Stream:
     """A stream as its row is, and as the server uses it."""
 
     id: str
-    #: Name of the API key.
     owner: str
+    """Name of the API key."""
     created: float
     used: float
-    #: The artefact or run that computed its memory.
     computed_by: Owner
-    #: The weights before, if the stream was adopted by a model with others; hashes with spaces between them.
+    """The artefact or run that computed its memory."""
     adopted: str = ""
-    #: Number of tokens fed.
+    """The weights before, if the stream was adopted by a model with others; hashes with spaces between them.
+    """
     position: int = 0
-    #: Key of the row.
+    """Number of tokens fed."""
     key: int = 0
-    #: Number of times that the row was written.
+    """Key of the row."""
     version: int = 0
-    #: Text of a replica.
+    """Number of times that the row was written."""
     note: str = ""
+    """Text of a replica."""
     snapshot_bytes: int = 0
-    #: Number of tokens in the journal.
     ahead: int = 0
+    """Number of tokens in the journal."""
     journal_bytes: int = 0
-    #: The stream now, if it is in RAM.
     state: StreamState | None = field(default=None, repr=False)
-    #: Whether its rows or its file are known to be damaged.
+    """The stream now, if it is in RAM."""
     damaged: bool = False
-    #: Whether an operation is running.
+    """Whether its rows or its file are known to be damaged."""
     busy: bool = False
-    #: Ends the operation that is running early.
+    """Whether an operation is running."""
     cancel: Callable[[], None] | None = None
-    #: Held while the row or the state changes; `busy` lasts a whole operation.
+    """Ends the operation that is running early."""
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    """Held while the row or the state changes; `busy` lasts a whole operation."""
 
 
 class Database:
@@ -178,8 +179,8 @@ class Database:
         self._reserve = folder / RESERVE
         self._inline = (1 << 62) if shared else INLINE_BYTES
         self._lock = threading.Lock()
-        #: Number of snapshots that were read, and of those that were written.
         self.snapshots_read = 0
+        """Number of snapshots that were read, and of those that were written."""
         self.snapshots_written = 0
         try:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # SQLite would let everyone read it

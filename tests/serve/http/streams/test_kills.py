@@ -72,10 +72,10 @@ class Client:
         self._chance = random.Random(seed)
         self._tokens = tokens
         self._done = done
-        #: Names and positions of the streams.
         self.streams: list[tuple[str, int]] = []
-        #: What was answered; of an answer that never came only the position is known.
+        """Names and positions of the streams."""
         self.answers: list[Any] = []
+        """What was answered; of an answer that never came only the position is known."""
 
     def work(self, count: int) -> None:
         for _ in range(count):

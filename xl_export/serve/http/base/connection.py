@@ -57,8 +57,8 @@ class Connection(asyncio.Protocol):
         self._request: asyncio.Task[Any] | None = None  # that answers
         self._head_timer = Timer(limits.header_seconds, self.cut)
         self._read_timer = Timer(limits.stalled_seconds, self.cut)
-        #: Whether the client has left, or was disconnected.
         self.lost = False
+        """Whether the client has left, or was disconnected."""
 
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:

@@ -36,27 +36,27 @@ class RequestContext(Request):
         super().__init__(scope, receive, send)
         self.server = server
         self.connection: Connection = scope["state"][CONNECTION]
-        #: When the head arrived, by `time.monotonic`.
         self.began = time.monotonic()
-        #: The decoded path.
+        """When the head arrived, by `time.monotonic`."""
         self.path: str = scope["path"]
-        #: The path of the endpoint, with the names of its variables.
+        """The decoded path."""
         self.route = "other"
+        """The path of the endpoint, with the names of its variables."""
         given = self.headers.get("x-request-id", "")
-        #: The id of the request in the log and in the answer: the client's own if it is well-formed.
         self.id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
-        #: Name of the API key, which owns streams; empty without keys.
+        """The id of the request in the log and in the answer: the client's own if it is well-formed."""
         self.owner = ""
-        #: Fields that a handler adds to the request's line in the log.
+        """Name of the API key, which owns streams; empty without keys."""
         self.note: dict[str, Any] = {}
-        #: Number of bytes of the body that have arrived.
+        """Fields that a handler adds to the request's line in the log."""
         self.size = 0
-        #: Number of these bytes that count in `Server.bodies` until the request has ended.
+        """Number of bytes of the body that have arrived."""
         self.held = 0
-        #: The status of the answer; 0 before it has begun.
+        """Number of these bytes that count in `Server.bodies` until the request has ended."""
         self.status = 0
-        #: Whether the answer consists of server-sent events.
+        """The status of the answer; 0 before it has begun."""
         self.streams_events = False
+        """Whether the answer consists of server-sent events."""
 
     # The body.
 

@@ -53,44 +53,44 @@ HEADERS = {
 class Endpoint:
     """One method of one path: how it is routed, read, answered and described."""
 
-    #: The HTTP method.
     method: str
-    #: Names in braces are variables, which match one part of a path.
+    """The HTTP method."""
     path: str
-    #: Answers a request; it gets the body as well if there is one. A response that it returns is sent.
+    """Names in braces are variables, which match one part of a path."""
     handler: Callable[..., Coroutine[Any, Any, Response | None]]
-    #: The description; endpoints without a summary are not described.
+    """Answers a request; it gets the body as well if there is one. A response that it returns is sent."""
     summary: str = ""
-    #: The names of the parameters of the query string.
+    """The description; endpoints without a summary are not described."""
     query: tuple[str, ...] = ()
-    #: The type of the body in JSON.
+    """The names of the parameters of the query string."""
     body: type | None = None
-    #: Reads a body that need not be JSON.
+    """The type of the body in JSON."""
     reads: Reads | None = None
-    #: The content type of that other form; an answer to it has the same.
+    """Reads a body that need not be JSON."""
     form: str | None = None
-    #: Whether the body is a file, which the handler reads.
+    """The content type of that other form; an answer to it has the same."""
     file: bool = False
-    #: Whether an engine must have a free place before the body is read.
+    """Whether the body is a file, which the handler reads."""
     queued: bool = False
-    #: The type of a success, or a union; None for a text or a file.
+    """Whether an engine must have a free place before the body is read."""
     answer: Any = None
-    #: The content type of a success.
+    """The type of a success, or a union; None for a text or a file."""
     content: str = JSON
-    #: The type of its server-sent events, if it may answer with them.
+    """The content type of a success."""
     event: Any = None
-    #: The type of the last event, if it is another.
+    """The type of its server-sent events, if it may answer with them."""
     last_event: Any = None
-    #: The status of a success.
+    """The type of the last event, if it is another."""
     status: int = 200
-    #: The types of answers with other statuses that are not errors in the usual form.
+    """The status of a success."""
     instead: Mapping[int, Any] = field(default_factory=dict)
-    #: The statuses of refusals that this endpoint has in addition to those that all of its kind have.
+    """The types of answers with other statuses that are not errors in the usual form."""
     refused: tuple[int, ...] = ()
-    #: The variable of other paths that the answer names, and where in the answer it is.
+    """The statuses of refusals that this endpoint has in addition to those that all of its kind have."""
     link: tuple[str, str] | None = None
-    #: Whether it needs no key.
+    """The variable of other paths that the answer names, and where in the answer it is."""
     is_open: bool = False
+    """Whether it needs no key."""
 
     @property
     def name(self) -> str:

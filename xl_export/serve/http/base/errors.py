@@ -91,20 +91,20 @@ class RefusedError(Exception):
     ) -> None:
         super().__init__(message)
         self.message = message
-        #: The status of HTTP.
         self.status = status
-        #: The field of the body that is wrong.
+        """The status of HTTP."""
         self.param = param
-        #: A word for programs.
+        """The field of the body that is wrong."""
         self.code = code
-        #: Seconds after which the same request may succeed.
+        """A word for programs."""
         self.retry_after = retry_after
-        #: Whether the connection ends with the answer, because the rest of the request is not read.
+        """Seconds after which the same request may succeed."""
         self.closes = closes
-        #: The methods that the path has.
+        """Whether the connection ends with the answer, because the rest of the request is not read."""
         self.allow = allow
-        #: The position of the stream, if the request gave another.
+        """The methods that the path has."""
         self.position = position
+        """The position of the stream, if the request gave another."""
 
     def document(self) -> Error:
         """The answer, for JSON."""

@@ -18,8 +18,8 @@ MIN_KEY_CHARACTERS = 16  # characters of a key
 HASHED = "sha256:"
 
 
-#: The names of the keys by their hashes, so that the time of a lookup reveals nothing of a key.
 Keys: TypeAlias = dict[bytes, str]
+"""The names of the keys by their hashes, so that the time of a lookup reveals nothing of a key."""
 
 
 def read_keys(path: Path) -> Keys:

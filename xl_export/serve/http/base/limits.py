@@ -38,8 +38,8 @@ class Bound:
     def __init__(self, most: int, what: str) -> None:
         self._most = most
         self._what = what
-        #: How much there is now.
         self.total = 0
+        """How much there is now."""
 
     def take(self, count: int) -> None:
         """Adds `count`, until `give_back`; raises RefusedError if the total is too large."""

@@ -24,19 +24,19 @@ class RequestMetrics:
     """Counts and times of the requests to one model, for `/metrics`."""
 
     def __init__(self) -> None:
-        #: Seconds from each request to its first token.
         self.to_first = Histogram(TO_FIRST)
-        #: Seconds between the tokens of a stream.
+        """Seconds from each request to its first token."""
         self.between = Histogram(BETWEEN)
-        #: Seconds of each request.
+        """Seconds between the tokens of a stream."""
         self.whole = Histogram(WHOLE)
-        #: Seconds in the queue.
+        """Seconds of each request."""
         self.queued = Histogram(QUEUED)
+        """Seconds in the queue."""
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.generated_tokens = 0
-        #: Number of tasks that drew tokens, by the reason of their end.
         self.ended: Counter[str] = Counter()
+        """Number of tasks that drew tokens, by the reason of their end."""
 
 
 class Mailboxes:

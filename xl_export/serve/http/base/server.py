@@ -53,12 +53,12 @@ class Model:
 
     name: str
     session: Session
-    #: CPU threads of a step; None if PyTorch chooses them.
     threads: int | None
+    """CPU threads of a step; None if PyTorch chooses them."""
     engine: Engine
     mailboxes: Mailboxes
-    #: The streams of all models.
     store: StreamStore
+    """The streams of all models."""
     requests: RequestMetrics = field(default_factory=RequestMetrics)
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -83,11 +83,12 @@ class Source:
     name: str
     path: Path
     settings: EngineSettings
-    #: CPU threads of a step. None leaves one CPU to the event loop for an artefact whose steps are short,
-    #: uses all CPUs for other artefacts, and leaves the choice to PyTorch for a run.
     threads: int | None = None
-    #: What computes; None is the CPU, and for an engine its own GPU.
+    """CPU threads of a step. None leaves one CPU to the event loop for an artefact whose steps are short,
+    uses all CPUs for other artefacts, and leaves the choice to PyTorch for a run.
+    """
     device: Device | str | None = None
+    """What computes; None is the CPU, and for an engine its own GPU."""
 
     def open(self, store: StreamStore) -> Model:
         """The model with a running engine. It blocks; call it on a thread."""
@@ -212,16 +213,16 @@ class Server:
         self._stream_limits = stream_limits or StoreSettings()
         self.keys = keys or {}
         self.log = log or Log(None)
-        #: Models by name; a request without a name gets the first.
         self.models: dict[str, Model] = {}
-        #: The streams of all models; there once the server has started.
+        """Models by name; a request without a name gets the first."""
         self.store: StreamStore
-        #: The names under which a server without keys is reached; None for any.
+        """The streams of all models; there once the server has started."""
         self.hosts: frozenset[str] | None = None
+        """The names under which a server without keys is reached; None for any."""
         self.requests = Bound(self.limits.requests, "requests")
         self.bodies = Bound(max(self.limits.bodies_bytes, self.limits.body_bytes), "bytes of bodies")
-        #: How many requests were answered, by path and status.
         self.answered: Counter[tuple[str, str]] = Counter()
+        """How many requests were answered, by path and status."""
         self.stopping = False
         self._temporary: TemporaryDirectory[str] | None = None  # the streams of a server without `state`
 

@@ -24,8 +24,9 @@ class TokenTexts:
 
     def __init__(self, vocab: Vocab) -> None:
         self.vocab = vocab
-        #: `after(last, token)` is the text that `token` adds after `last`; None is the beginning of a text.
         self.after = lru_cache(MOST_TEXTS)(self._after)
+        """`after(last, token)` is the text that `token` adds after `last`; None is the beginning of a text.
+        """
 
     def _after(self, last: int | None, token: int) -> str:
         decode = self.vocab.decoder()
@@ -38,16 +39,16 @@ class Tokens(NamedTuple):
     """Some tokens of a text that follow each other: lists with an item for each."""
 
     ids: list[int]
-    #: Text that each token adds; empty if it completes no character.
     texts: list[str]
-    #: In nats; None if it is not known, as for the first token of a text.
+    """Text that each token adds; empty if it completes no character."""
     log_probs: list[float | None]
-    #: Ids and log-probabilities of the likeliest tokens at each place, in descending order.
+    """In nats; None if it is not known, as for the first token of a text."""
     likeliest: list[list[tuple[int, float]]]
-    #: The token before the first one.
+    """Ids and log-probabilities of the likeliest tokens at each place, in descending order."""
     before: int | None
-    #: Number of characters of the text before the first one.
+    """The token before the first one."""
     offset: int
+    """Number of characters of the text before the first one."""
 
 
 class TokenLog:
@@ -70,10 +71,10 @@ class TokenLog:
                 self._decode(token)
         self._before: int | None = context[-1] if context else None
         self._noted: list[tuple[np.ndarray, np.ndarray, Likeliest | None]] = []
-        #: Sum of the known log-probabilities, in nats.
         self.total = 0.0
-        #: Number of known log-probabilities.
+        """Sum of the known log-probabilities, in nats."""
         self.known = 0
+        """Number of known log-probabilities."""
 
     def add(
         self, tokens: np.ndarray, log_probs: np.ndarray | None, likeliest: Likeliest | None = None

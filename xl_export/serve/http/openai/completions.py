@@ -147,13 +147,13 @@ class _Prompt:
     """A prompt while it is fed, and its choices."""
 
     tokens: np.ndarray
-    #: What comes before each choice; empty if the prompt is not repeated.
     text: str
-    #: Its tokens, if their log-probabilities are wanted.
+    """What comes before each choice; empty if the prompt is not repeated."""
     log: TokenLog | None
+    """Its tokens, if their log-probabilities are wanted."""
     choices: list[_Choice] = field(default_factory=list)
-    #: Number of its tokens that were fed.
     fed: int = 0
+    """Number of its tokens that were fed."""
 
     def note(self, fed: PromptFed) -> None:
         """Notes a piece that was fed."""
@@ -173,15 +173,15 @@ class _Choice:
     """One choice while it is drawn."""
 
     prompt: _Prompt
-    #: Number of the choice in the answer, and of its random numbers.
     index: int
-    #: Its tokens, if their log-probabilities are wanted or rank the choices.
+    """Number of the choice in the answer, and of its random numbers."""
     log: TokenLog | None
+    """Its tokens, if their log-probabilities are wanted or rank the choices."""
     tokens: int = 0
-    #: Its text, if the answer is one document.
     parts: list[str] = field(default_factory=list)
-    #: Why it ended; None before its end, and if the server has cut it short.
+    """Its text, if the answer is one document."""
     reason: Literal["stop", "length"] | None = None
+    """Why it ended; None before its end, and if the server has cut it short."""
 
     @property
     def mean_log_prob(self) -> float:
@@ -220,8 +220,8 @@ class Completion:
                 prompt.choices.append(_Choice(prompt, len(self._choices), log))
                 self._choices.append(prompt.choices[-1])
             self._prompts.append(prompt)
-        #: What each task feeds, and what it draws, if it does.
         self._tasks: dict[Task, tuple[_Prompt, _Choice | None]] = {}
+        """What each task feeds, and what it draws, if it does."""
         self._cached = 0  # tokens of prompts
         self._ready = bytearray()  # events that were not sent
 

@@ -127,28 +127,28 @@ class CompletionBody(SamplingFields, forbid_unknown_fields=True, kw_only=True):
 class Plan:
     """What a request asks for, checked."""
 
-    #: Token ids of each prompt.
     prompts: list[np.ndarray]
-    #: Text of each prompt if it is repeated, empty otherwise.
+    """Token ids of each prompt."""
     texts: list[str]
-    #: How the first choice is sampled; None draws nothing.
+    """Text of each prompt if it is repeated, empty otherwise."""
     sampling: SamplingParams | None
-    #: Number of tokens of all prompts together.
+    """How the first choice is sampled; None draws nothing."""
     prompt_tokens: int
-    #: Number of choices of each prompt that are returned.
+    """Number of tokens of all prompts together."""
     n: int
-    #: Number of choices of each prompt that are drawn.
+    """Number of choices of each prompt that are returned."""
     best_of: int
-    #: Number of likeliest tokens for each token; None for no log-probabilities.
+    """Number of choices of each prompt that are drawn."""
     log_probs: int | None
-    #: Whether tokens are named by their ids.
+    """Number of likeliest tokens for each token; None for no log-probabilities."""
     as_ids: bool
+    """Whether tokens are named by their ids."""
     echo: bool
     stream: bool
-    #: Whether a last event has the usage.
     usage: bool
-    #: Whether each event has the usage.
+    """Whether a last event has the usage."""
     each_usage: bool
+    """Whether each event has the usage."""
 
 
 def plan_of(body: CompletionBody, session: Session, limits: Limits) -> Plan:

@@ -130,8 +130,8 @@ class _Text:
 
     row: Row
     log: TokenLog
-    #: Number of tokens of its stream that were fed.
     fed: int = 0
+    """Number of tokens of its stream that were fed."""
 
     def note(self, count: int, log_probs: np.ndarray) -> None:
         """Notes the next tokens. The first one is what the text is predicted from, and is not scored."""
