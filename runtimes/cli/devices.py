@@ -55,9 +55,9 @@ class DeviceReport:
     """One device of this machine."""
 
     device: Kind
-    """As `--device` takes it."""
+    """Name that `--device` accepts."""
     computes: Folders
-    """The kind of folder."""
+    """Kind of folder that it computes."""
     usable: bool
     """Whether it can be used now, as far as one can tell without a folder."""
     sentence: str

@@ -31,11 +31,11 @@ class Line:
     """A line."""
 
     place: str
-    """Its name in messages."""
+    """Name of the line in messages."""
     value: Any
-    """Its text, or what its JSON says."""
+    """Text of the line, or its decoded JSON."""
     form: Format
-    """Which of the two."""
+    """Form of the value: text or JSON."""
 
 
 @contextlib.contextmanager

@@ -33,7 +33,7 @@ class Device:
     kind: Kind
     index: int = 0
     tf32: bool = False
-    """Of `cuda` with an artefact: whether products of float32 round their factors to float16's 10 bits."""
+    """Whether products of float32 round their factors to float16's 10 bits; only `cuda` with an artefact."""
 
     @classmethod
     def parse(cls, text: str | Device) -> Device:

@@ -33,7 +33,7 @@ class Owner(NamedTuple):
     """The artefact, engine or run whose session made a memory."""
 
     artefact: str
-    """Its identity. Only sessions with this identity step the memory."""
+    """Identity of the artefact. Only sessions with this identity step the memory."""
     memory: MemoryIdentity
     """What decides whether another session may load the memory from a file."""
 

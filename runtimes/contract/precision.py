@@ -25,7 +25,7 @@ class Preset:
     """What is particular to a precision of the weights."""
 
     bits: int
-    """Of each value of a large matrix."""
+    """Bits of each value of a large matrix."""
     rounds_activations: bool = False
     """Whether ONNX Runtime multiplies in integers, so activations are rounded to int8 too."""
     tolerance: float
@@ -132,7 +132,7 @@ class OutputLoss:
     rms: float = 0.0
     """The root mean square of the differences, as a share of the same."""
     changed: float | None = None
-    """Of an output of ids, instead: the share of them that are others."""
+    """Share of ids that differ, for an output of ids, which has no distance."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,7 +52,7 @@ class CheckReport:
     mean_tolerance: float
     """The largest `mean_difference` that passes."""
     tokens: int
-    """How many log-probabilities were compared; of a step that is no language model, how many tokens."""
+    """Number of log-probabilities compared; of tokens, if the step is no language model."""
     seconds: float
     against: str
     """What computed the reference: PyTorch or, for quantized weights, the same weights in fp32."""
@@ -63,7 +63,7 @@ class CheckReport:
     outputs: tuple[str, ...] = ()
     """The names of the outputs that were compared; empty for a language model."""
     paths: int = 1
-    """How many ways of computing a step were compared."""
+    """Number of ways of computing a step that were compared."""
     missing: tuple[str, ...] = ()
     """The ways that were not compared."""
 

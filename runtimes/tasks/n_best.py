@@ -22,7 +22,7 @@ class BestText:
 
     group: Any
     total: float
-    """Its own score plus the weighted log-probability."""
+    """Score of the input plus the weighted log-probability."""
     best: TextScore
     texts: int
     """The number of texts in the group."""

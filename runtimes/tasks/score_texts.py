@@ -39,15 +39,15 @@ class TextScore:
     """The log-probability of a text."""
 
     number: int
-    """Of the text in the input, from 1."""
+    """Number of the text in the input, from 1."""
     id: Any
-    """From the input; by default `number`."""
+    """Id from the input; by default `number`."""
     log_prob: float
-    """In nats, the sum over the predicted tokens. An impossible token counts as `IMPOSSIBLE`."""
+    """Log-probability in nats, summed over the predicted tokens; an impossible one counts as `IMPOSSIBLE`."""
     tokens: int
-    """How many tokens were predicted."""
+    """Number of tokens predicted."""
     unknown: int
-    """How many of the text's own tokens are the unknown token."""
+    """Number of the text's own tokens that are the unknown token."""
     characters: int | None
     """Of the predicted text, without an end token, and without the first token if that was not predicted;
     None for ids.
@@ -61,7 +61,7 @@ class TextScore:
     token_ids: np.ndarray = field(repr=False)
     """The predicted tokens."""
     token_log_probs: np.ndarray | None = field(default=None, repr=False)
-    """Of each predicted token in nats, if `score_texts` was asked for them."""
+    """Log-probability of each predicted token in nats, if `score_texts` was asked for them."""
 
 
 def score_texts(

@@ -49,7 +49,7 @@ class Context:
     from that one, so it is the first input of each text.
     """
     last: np.ndarray
-    """That token, or none."""
+    """The last token of the context [1], or an empty array."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -109,9 +109,9 @@ class TrainConfig:
     """A step computes its lanes in that many parts, one after the other, and adds up their gradients."""
     steps: Annotated[PositiveCount, Option("--steps", "Train for this many steps.")] = 1000
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    """How a gradient changes the weights."""
+    """Rule by which a gradient changes the weights."""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    """How the learning rate changes."""
+    """Schedule of the learning rate."""
     autocast: Literal["none", "bf16", "fp16"] = "none"
     """Precision of the forward and backward pass; fp16 scales the loss. Weights and memory stay fp32."""
     averaging: Averaging | None = None
@@ -146,7 +146,7 @@ class TrainConfig:
     threads: Annotated[int, Range(0, 1024, whole=True)] = 0
     """CPU threads; 0 for PyTorch's choice."""
     sampling: Sampler = field(default_factory=lambda: Sampler(top_k=40))  # Dai et al. 2019, Appendix E
-    """How tokens are drawn, here and by default from the exported model."""
+    """Sampling settings, here and by default in the exported model."""
     sample_tokens: Annotated[int, Range(0, 1 << 20, whole=True)] = 64
     """Length of the text that each validation generates after the beginning of the held-out text; 0
     for none.

@@ -17,7 +17,7 @@ class Format:
     name: str
     """The name; its module in this folder has `_` for `-`."""
     files: str
-    """Its files, for help and messages."""
+    """Files of the format, for help and messages."""
     in_folder: tuple[str, ...] = ()
     """Names of its file, if a folder is given."""
 
@@ -56,4 +56,4 @@ FORMATS = {
         Format("xl-export", "a run of this project"),
     )
 }
-"""By name. A checkpoint has the first format that recognises it."""
+"""Formats by name. A checkpoint has the first format that recognises it."""

@@ -67,7 +67,7 @@ class Project:
     vocabularies: ClassVar[tuple[str, ...]]
     """Names of files next to a checkpoint that hold its vocabulary."""
     names: ClassVar[Mapping[str, str]] = {}
-    """From the project's names of tensors to kimiyoung's; see `shared/names.py`."""
+    """kimiyoung's names of tensors by the project's; see `shared/names.py`."""
     reversed_clusters: ClassVar[bool] = True
     """Whether the head's columns for the tail clusters are stored in reverse order."""
     initial_memory: ClassVar[InitialMemory] = "masked"

@@ -29,7 +29,7 @@ class Running:
         self.last_chunk = 0
         """Iteration that last fed a chunk of it."""
         self.row = -1
-        """Its row; -1 without one."""
+        """Number of the run's row; -1 without one."""
         self.keys: list[bytes] = []
         """Keys of its prefixes in the cache; empty if it does not use the cache."""
         self.num_tokens = len(task.tokens) if task.inputs is None else num_tokens_of(session, task)

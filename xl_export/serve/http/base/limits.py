@@ -39,7 +39,7 @@ class Bound:
         self._most = most
         self._what = what
         self.total = 0
-        """How much there is now."""
+        """Amount held now."""
 
     def take(self, count: int) -> None:
         """Adds `count`, until `give_back`; raises RefusedError if the total is too large."""

@@ -222,7 +222,7 @@ class Server:
         self.requests = Bound(self.limits.requests, "requests")
         self.bodies = Bound(max(self.limits.bodies_bytes, self.limits.body_bytes), "bytes of bodies")
         self.answered: Counter[tuple[str, str]] = Counter()
-        """How many requests were answered, by path and status."""
+        """Number of answered requests, by path and status."""
         self.stopping = False
         self._temporary: TemporaryDirectory[str] | None = None  # the streams of a server without `state`
 

@@ -42,7 +42,7 @@ class Tokens(NamedTuple):
     texts: list[str]
     """Text that each token adds; empty if it completes no character."""
     log_probs: list[float | None]
-    """In nats; None if it is not known, as for the first token of a text."""
+    """Log-probability of each token in nats; None if unknown, as for the first token of a text."""
     likeliest: list[list[tuple[int, float]]]
     """Ids and log-probabilities of the likeliest tokens at each place, in descending order."""
     before: int | None

@@ -150,7 +150,7 @@ class _Prompt:
     text: str
     """What comes before each choice; empty if the prompt is not repeated."""
     log: TokenLog | None
-    """Its tokens, if their log-probabilities are wanted."""
+    """Tokens of the prompt, if their log-probabilities are wanted."""
     choices: list[_Choice] = field(default_factory=list)
     fed: int = 0
     """Number of its tokens that were fed."""
@@ -176,10 +176,10 @@ class _Choice:
     index: int
     """Number of the choice in the answer, and of its random numbers."""
     log: TokenLog | None
-    """Its tokens, if their log-probabilities are wanted or rank the choices."""
+    """Tokens of the choice, if their log-probabilities are wanted or rank the choices."""
     tokens: int = 0
     parts: list[str] = field(default_factory=list)
-    """Its text, if the answer is one document."""
+    """Text of the choice, if the answer is one document."""
     reason: Literal["stop", "length"] | None = None
     """Why it ended; None before its end, and if the server has cut it short."""
 

@@ -132,7 +132,7 @@ class Plan:
     texts: list[str]
     """Text of each prompt if it is repeated, empty otherwise."""
     sampling: SamplingParams | None
-    """How the first choice is sampled; None draws nothing."""
+    """Sampling parameters of the first choice; None draws nothing."""
     prompt_tokens: int
     """Number of tokens of all prompts together."""
     n: int
