@@ -81,7 +81,7 @@ export async function subwordVocabulary(data, where, read, load) {
 }
 
 /**
- * Decodes with the library, piece by piece. A piece is the fewest tokens that end with a whole character, so no
+ * Decodes with the library, piece by piece. A piece is the fewest tokens that end with a whole character: no
  * later token can change its text. Its text is what it adds to the text of the tokens before it. Of these the
  * last piece is enough, together with the last one that has text by itself: behind such a piece a library no
  * longer treats a token as the first of a text, which loses its blank.
