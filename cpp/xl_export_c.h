@@ -84,7 +84,7 @@ typedef struct {
 xl_generate_options xl_default_options(const xl_session* session);
 
 /* Called with each token and the num_bytes bytes of text that it adds; returns 0 to stop. A zero
-   follows the text, and the text may hold zeros too. It must return: an exception must not pass through it. */
+   follows the text, which may hold zeros too. It must return: an exception must not pass through it. */
 typedef int32_t (*xl_each)(void* own, int64_t token, const char* text, int64_t num_bytes);
 
 /* Continues one stream after a prompt, any number of tokens. Returns 0 or a negative number. */

@@ -180,7 +180,8 @@ class Session {
                     "a position of the memory is beyond 2^62; set it to 0 to start a new text.");
     if (length < 1 || length > static_cast<std::size_t>(spec().segment))
       throw Error(Fault::stream, "the segment has " + std::to_string(length) +
-                                     " tokens; this artefact takes at most " + std::to_string(spec().segment) +
+                                     " tokens; this artefact takes at most " +
+                                     std::to_string(spec().segment) +
                                      ": feed them in several pieces, or export it with a larger segment.");
     const auto segment = static_cast<std::size_t>(spec().segment);
     const bool any_count = !spec().fixed_tokens.empty();

@@ -189,8 +189,7 @@ struct Streams {
 inline void Streams::save(const Memory& memory, const std::filesystem::path& path) {
   const std::size_t batch = memory.positions.size();
   if (batch != static_cast<std::size_t>(memory.batch()))
-    throw Error(Fault::stream,
-                "the memory needs exactly one position per stream.");
+    throw Error(Fault::stream, "the memory needs exactly one position per stream.");
   Bytes numbers;
   const auto add = [&](const void* data, std::size_t num_bytes) {
     const auto* bytes = static_cast<const std::uint8_t*>(data);
