@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,10 @@ import pytest
 import runtimes
 from runtimes import Session
 from tests.xl_export.serve.core.driver import Driver
+from xl_export.serve.core.settings import StoreSettings
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Task
+from xl_export.serve.streams.store import Operation, StreamStore
 
 Advance = Callable[[StreamState, np.ndarray], StreamState]
 
@@ -43,6 +46,49 @@ def advance(session: Session) -> Advance:
         return after
 
     return feed
+
+
+@dataclass(frozen=True)
+class Streams:
+    """A folder of streams and what a server does to them, without an engine."""
+
+    folder: Path
+    session: Session
+    fresh: StreamState
+    """A stream that has seen nothing."""
+    advance: Advance
+
+    def open(self, **sizes: int) -> StreamStore:
+        return StreamStore(self.folder, StoreSettings(**sizes))
+
+    def begun(self, tokens: np.ndarray) -> StreamState:
+        """A stream that has seen these tokens."""
+        return self.advance(self.fresh, tokens)
+
+    def append(self, store: StreamStore, name: str, tokens: np.ndarray) -> None:
+        with store.operation(name, "anna") as operation:
+            operation.commit(self.advance(self.current(operation), tokens), appended=tokens)
+
+    def current(self, operation: Operation) -> StreamState:
+        """The stream as it is now, as a server gets it."""
+        ready = operation.ready()
+        if ready is not None:
+            return ready
+        state, appended = operation.load(self.session)
+        for tokens in appended:
+            assert isinstance(tokens, np.ndarray)
+            state = self.advance(state, tokens)
+        operation.caught_up(state)
+        return state
+
+    def read(self, store: StreamStore, name: str, owner: str = "anna") -> StreamState:
+        with store.operation(name, owner) as operation:
+            return self.current(operation)
+
+
+@pytest.fixture
+def streams(tmp_path: Path, session: Session, fresh: StreamState, advance: Advance) -> Streams:
+    return Streams(tmp_path, session, fresh, advance)
 
 
 def assert_same(state: StreamState, other: StreamState) -> None:

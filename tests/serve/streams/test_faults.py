@@ -22,8 +22,8 @@ import pytest
 
 from runtimes import Session
 from runtimes.base.errors import UserError
-from tests.serve.streams.conftest import Advance, assert_same
-from tests.serve.streams.test_store import current, end_as_a_kill, read
+from tests.serve.streams.conftest import Advance, Streams, assert_same
+from tests.serve.streams.test_store import end_as_a_kill
 from xl_export.serve.core.settings import StoreSettings
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.streams import database
@@ -131,9 +131,8 @@ def killed_at(at: int, folder: Path, states: list[StreamState], tokens: np.ndarr
 @INLINE
 @pytest.mark.parametrize("each", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_sigkill_loses_at_most_the_operation_in_flight(
-    session: Session,
+    streams: Streams,
     states: list[StreamState],
-    advance: Advance,
     tokens: np.ndarray,
     tmp_path: Path,
     each: int,
@@ -162,7 +161,7 @@ def test_sigkill_loses_at_most_the_operation_in_flight(
         for name in there:
             # A stream of which nothing was said was being made, or forked, at the end.
             numbers = possible.get(name, {0, 2})
-            state = read(store, name, session, advance)
+            state = streams.read(store, name)
             (number,) = [
                 each for each in numbers if each is not None and states[each].position == state.position
             ]
@@ -180,14 +179,14 @@ def assert_no_file_is_left(folder: Path) -> None:
     assert {path.name for path in folder.glob("snapshots/*")} == named
 
 
-def none_or_error(done: Iterator[tuple[str, str, int]], streams: dict[str, int]) -> UserError | None:
-    """The error that ends the operations, if one does. streams: gets the state of each stream before it."""
+def none_or_error(done: Iterator[tuple[str, str, int]], expected: dict[str, int]) -> UserError | None:
+    """The error that ends the operations, if one does. expected: gets the state of each stream before it."""
     try:
         for name, what, number in done:
             if what in ("created", "is"):
-                streams[name] = number
+                expected[name] = number
             elif what == "gone":
-                del streams[name]
+                del expected[name]
     except UserError as error:
         return error
     return None
@@ -197,10 +196,9 @@ def check_refused(
     store: StreamStore,
     folder: Path,
     error: UserError | None,
-    streams: dict[str, int],
+    expected: dict[str, int],
     states: list[StreamState],
-    session: Session,
-    advance: Advance,
+    streams: Streams,
     tokens: np.ndarray,
 ) -> None:
     """Each stream is as it was before what was refused: in RAM, after a kill, and after an end; and it
@@ -220,23 +218,22 @@ def check_refused(
             store.close()
             store = StreamStore(folder, settings(states))
         assert not any(stream.damaged for stream in store.all())
-        assert {stream.id for stream in store.list("anna")} == streams.keys()
-        for name, number in streams.items():
-            assert_same(read(store, name, session, advance), states[number])
-    for name, number in streams.items():
+        assert {stream.id for stream in store.list("anna")} == expected.keys()
+        for name, number in expected.items():
+            assert_same(streams.read(store, name), states[number])
+    for name, number in expected.items():
         with store.operation(name, "anna") as operation:
-            before = current(operation, session, advance)
-            operation.commit(advance(before, tokens[:3]), appended=tokens[:3])
-        assert_same(read(store, name, session, advance), advance(states[number], tokens[:3]))
+            before = streams.current(operation)
+            operation.commit(streams.advance(before, tokens[:3]), appended=tokens[:3])
+        assert_same(streams.read(store, name), streams.advance(states[number], tokens[:3]))
     store.close()
 
 
 @INLINE
 @pytest.mark.parametrize("each", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_full_disk_is_refused_and_loses_nothing(
-    session: Session,
+    streams: Streams,
     states: list[StreamState],
-    advance: Advance,
     tokens: np.ndarray,
     tmp_path: Path,
     each: int,
@@ -255,13 +252,13 @@ def test_a_full_disk_is_refused_and_loses_nothing(
         folder = tmp_path / str(at)
         store = StreamStore(folder, settings(states))
         store._database.close()
-        streams: dict[str, int] = {}
+        expected: dict[str, int] = {}
         with monkeypatch.context() as patch:
             count = breaking(patch, at, full)
             store._database = database.Database(folder, flush=True)
-            error = none_or_error(operations(store, states, tokens), streams)
+            error = none_or_error(operations(store, states, tokens), expected)
         refused += error is not None
-        check_refused(store, folder, error, streams, states, session, advance, tokens)
+        check_refused(store, folder, error, expected, states, streams, tokens)
         if count[0] < at:
             break
     assert refused > 5
@@ -302,9 +299,8 @@ def test_a_stream_is_deleted_although_the_disk_is_full(
 @INLINE
 @pytest.mark.parametrize("step", [7000, pytest.param(600, marks=pytest.mark.slow)])
 def test_files_that_cannot_grow_lose_nothing(
-    session: Session,
+    streams: Streams,
     states: list[StreamState],
-    advance: Advance,
     tokens: np.ndarray,
     tmp_path: Path,
     step: int,
@@ -318,14 +314,14 @@ def test_files_that_cannot_grow_lose_nothing(
     while True:
         folder = tmp_path / str(size)
         store = StreamStore(folder, settings(states))
-        streams: dict[str, int] = {}
+        expected: dict[str, int] = {}
         try:
             resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-            error = none_or_error(operations(store, states, tokens), streams)
+            error = none_or_error(operations(store, states, tokens), expected)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         refused += error is not None
-        check_refused(store, folder, error, streams, states, session, advance, tokens)
+        check_refused(store, folder, error, expected, states, streams, tokens)
         if error is None:
             break
         size += step

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +20,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from runtimes import Session, load_memory
+from runtimes import load_memory
 from runtimes.base.errors import UserError
 from tests.clock import set_clock
-from tests.serve.streams.conftest import Advance, assert_same
+from tests.serve.streams.conftest import Streams, assert_same
 from xl_export.serve.core.settings import StoreSettings
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.streams import database
@@ -33,47 +32,9 @@ from xl_export.serve.streams.store import (
     BusyStreamError,
     ClosedStoreError,
     NoStreamError,
-    Operation,
     StreamStore,
     TooManyStreamsError,
 )
-
-Open = Callable[..., StreamStore]
-
-
-@pytest.fixture
-def open_store(tmp_path: Path) -> Open:
-    def opened(**sizes: int) -> StreamStore:
-        return StreamStore(tmp_path, StoreSettings(**sizes))
-
-    return opened
-
-
-def append(
-    store: StreamStore, name: str, tokens: np.ndarray, session: Session, advance: Advance, owner: str = "anna"
-) -> None:
-    with store.operation(name, owner) as operation:
-        operation.commit(advance(current(operation, session, advance), tokens), appended=tokens)
-
-
-def current(operation: Operation, session: Session, advance: Advance) -> StreamState:
-    """The stream as it is now, as a server gets it."""
-    ready = operation.ready()
-    if ready is not None:
-        return ready
-    state, appended = operation.load(session)
-    for tokens in appended:
-        assert isinstance(tokens, np.ndarray)
-        state = advance(state, tokens)
-    operation.caught_up(state)
-    return state
-
-
-def read(
-    store: StreamStore, name: str, session: Session, advance: Advance, owner: str = "anna"
-) -> StreamState:
-    with store.operation(name, owner) as operation:
-        return current(operation, session, advance)
 
 
 def end_as_a_kill(store: StreamStore) -> None:
@@ -83,33 +44,25 @@ def end_as_a_kill(store: StreamStore) -> None:
 
 
 @pytest.mark.parametrize("ram_bytes", [0, 1 << 20])
-def test_a_fork_during_an_operation_is_the_stream_before(
-    open_store: Open, session: Session, fresh: StreamState, advance: Advance, ram_bytes: int
-) -> None:
-    store = open_store(ram_bytes=ram_bytes)
-    name, tokens = store.create("anna", fresh).id, np.arange(1, 6)
-    append(store, name, tokens[:2], session, advance)
-    before = read(store, name, session, advance)
+def test_a_fork_during_an_operation_is_the_stream_before(streams: Streams, ram_bytes: int) -> None:
+    store = streams.open(ram_bytes=ram_bytes)
+    name, tokens = store.create("anna", streams.fresh).id, np.arange(1, 6)
+    streams.append(store, name, tokens[:2])
+    before = streams.read(store, name)
     with store.operation(name, "anna") as operation:
-        state = advance(current(operation, session, advance), tokens[2:])
+        state = streams.advance(streams.current(operation), tokens[2:])
         fork = store.fork(name, "anna").id
         operation.commit(state, appended=tokens[2:])
         later = store.fork(name, "anna").id
     assert [store.find(each, "anna").position for each in (name, fork, later)] == [5, 2, 5]
-    assert_same(read(store, fork, session, advance), before)
-    assert_same(read(store, later, session, advance), read(store, name, session, advance))
+    assert_same(streams.read(store, fork), before)
+    assert_same(streams.read(store, later), streams.read(store, name))
 
 
-def test_a_fork_never_sees_half_a_change(
-    open_store: Open,
-    session: Session,
-    fresh: StreamState,
-    advance: Advance,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_fork_never_sees_half_a_change(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
     """The database has what was appended, and the state in RAM does not have it yet."""
-    store = open_store(ram_bytes=1 << 20)
-    stream = store.create("anna", fresh)
+    store = streams.open(ram_bytes=1 << 20)
+    stream = store.create("anna", streams.fresh)
     forks = []
     hold = StreamStore.hold
 
@@ -122,28 +75,22 @@ def test_a_fork_never_sees_half_a_change(
 
     name = stream.id
     monkeypatch.setattr(StreamStore, "hold", hold_late)
-    append(store, name, np.arange(3), session, advance)
+    streams.append(store, name, np.arange(3))
     forks[0].join()
     assert forks[1].position == forks[1].state.position
 
 
 def test_forks_share_a_file_until_none_names_it(
-    open_store: Open,
-    tmp_path: Path,
-    session: Session,
-    fresh: StreamState,
-    advance: Advance,
-    tokens: np.ndarray,
-    monkeypatch: pytest.MonkeyPatch,
+    streams: Streams, tmp_path: Path, tokens: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also after a restart, which removes files that no row names; a download reads on meanwhile."""
     monkeypatch.setattr(database, "INLINE_BYTES", 0)
-    store = open_store(ram_bytes=0)
-    state = advance(fresh, tokens[:9])
+    store = streams.open(ram_bytes=0)
+    state = streams.begun(tokens[:9])
     name = store.create("anna", state).id
     fork = store.fork(name, "anna").id
     (file,) = tmp_path.glob("snapshots/*")
-    memory = load_memory(file, session)
+    memory = load_memory(file, streams.session)
     np.testing.assert_array_equal(memory.positions, [9])
     with store.operation(name, "anna") as operation, operation.snapshot() as download:
         operation.remove()
@@ -154,23 +101,17 @@ def test_forks_share_a_file_until_none_names_it(
     name = store.create("anna", state).id
     end_as_a_kill(store)
     (tmp_path / "snapshots" / "left.stream").touch()
-    store = open_store()
+    store = streams.open()
     (file,) = tmp_path.glob("snapshots/*")
-    assert_same(read(store, name, session, advance), state)
+    assert_same(streams.read(store, name), state)
 
 
 def test_a_file_is_removed_when_the_log_that_names_another_is_flushed(
-    open_store: Open,
-    tmp_path: Path,
-    session: Session,
-    fresh: StreamState,
-    advance: Advance,
-    tokens: np.ndarray,
-    monkeypatch: pytest.MonkeyPatch,
+    streams: Streams, tmp_path: Path, tokens: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise a power failure could leave a row that names a file which is gone."""
     monkeypatch.setattr(database, "INLINE_BYTES", 0)
-    store = open_store(ram_bytes=0)
+    store = streams.open(ram_bytes=0)
     log = tmp_path / "streams.sqlite-wal"
     fsync, unlink = os.fsync, Path.unlink
     flushed: dict[str, bytes] = {}
@@ -190,47 +131,42 @@ def test_a_file_is_removed_when_the_log_that_names_another_is_flushed(
 
     monkeypatch.setattr(os, "fsync", noted_fsync)
     monkeypatch.setattr(Path, "unlink", noted_unlink)
-    name = store.create("anna", fresh).id
+    name = store.create("anna", streams.fresh).id
     with store.operation(name, "anna") as operation:
-        operation.commit(advance(fresh, tokens[:9]))
+        operation.commit(streams.begun(tokens[:9]))
     store.delete(name, "anna")
     assert len(removed) == 2
 
 
 def test_a_missing_file_damages_each_stream_that_names_it(
-    open_store: Open, tmp_path: Path, fresh: StreamState, monkeypatch: pytest.MonkeyPatch
+    streams: Streams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database, "INLINE_BYTES", 0)
-    store = open_store()
-    name = store.create("anna", fresh).id
+    store = streams.open()
+    name = store.create("anna", streams.fresh).id
     names = {name, store.fork(name, "anna").id}
     store.close()
     (file,) = tmp_path.glob("snapshots/*")
     file.unlink()
-    assert {stream.id for stream in open_store().all() if stream.damaged} == names
+    assert {stream.id for stream in streams.open().all() if stream.damaged} == names
 
 
 def test_a_removed_stream_leaves_no_file(
-    open_store: Open,
-    tmp_path: Path,
-    session: Session,
-    fresh: StreamState,
-    advance: Advance,
-    monkeypatch: pytest.MonkeyPatch,
+    streams: Streams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if its state was just being taken out of RAM."""
     monkeypatch.setattr(database, "INLINE_BYTES", 0)
-    store = open_store()
-    stream = store.create("anna", fresh)
-    append(store, stream.id, np.arange(3), session, advance)
+    store = streams.open()
+    stream = store.create("anna", streams.fresh)
+    streams.append(store, stream.id, np.arange(3))
     store.delete(stream.id, "anna")
     store._write_ahead(stream)
     assert list(tmp_path.glob("snapshots/*")) == []
 
 
-def test_one_operation_at_a_time(open_store: Open, fresh: StreamState) -> None:
-    store = open_store()
-    name = store.create("anna", fresh).id
+def test_one_operation_at_a_time(streams: Streams) -> None:
+    store = streams.open()
+    name = store.create("anna", streams.fresh).id
     with store.operation(name, "anna"):
         assert store.find(name, "anna").busy
         for other in (store.operation(name, "anna").__enter__, lambda: store.delete(name, "anna")):
@@ -240,58 +176,51 @@ def test_one_operation_at_a_time(open_store: Open, fresh: StreamState) -> None:
         raise ZeroDivisionError
     assert not store.find(name, "anna").busy
     with pytest.raises(BusyStreamError, match="another request has just made"):
-        store.create("anna", fresh, name)
-    assert store.create("ben", fresh, name).id == name, "owners do not share names"
+        store.create("anna", streams.fresh, name)
+    assert store.create("ben", streams.fresh, name).id == name, "owners do not share names"
     store.delete(name, "anna")
     with pytest.raises(NoStreamError):
         store.find(name, "anna")
 
 
-def test_an_owner_has_so_many_bytes(open_store: Open, tmp_path: Path, fresh: StreamState) -> None:
-    store = open_store()
-    each = store.create("anna", fresh).snapshot_bytes
+def test_an_owner_has_so_many_bytes(streams: Streams, tmp_path: Path) -> None:
+    store = streams.open()
+    each = store.create("anna", streams.fresh).snapshot_bytes
     store.close()
-    store = open_store(owner_bytes=int(2.5 * each))
-    store.create("anna", fresh)
+    store = streams.open(owner_bytes=int(2.5 * each))
+    store.create("anna", streams.fresh)
     (name, _) = [stream.id for stream in store.list("anna")]
-    for more in (lambda: store.create("anna", fresh), lambda: store.fork(name, "anna")):
+    for more in (lambda: store.create("anna", streams.fresh), lambda: store.fork(name, "anna")):
         with pytest.raises(TooManyStreamsError, match=r"you have 2 streams .*; delete some"):
             more()
-    store.create("ben", fresh)
+    store.create("ben", streams.fresh)
     store.delete(name, "anna")
-    store.create("anna", fresh)
+    store.create("anna", streams.fresh)
 
 
-def test_appended_tokens_cost_no_snapshot(
-    open_store: Open, session: Session, fresh: StreamState, advance: Advance, tokens: np.ndarray
-) -> None:
+def test_appended_tokens_cost_no_snapshot(streams: Streams, tokens: np.ndarray) -> None:
     """A monitor that appends one event after the other writes a few bytes each."""
-    store = open_store(replayed=10)
-    name = store.create("anna", fresh).id
+    store = streams.open(replayed=10)
+    name = store.create("anna", streams.fresh).id
     for at in range(25):
-        append(store, name, tokens[at : at + 1], session, advance)
+        streams.append(store, name, tokens[at : at + 1])
     assert store._database.snapshots_written == 1 + 2
-    state = read(store, name, session, advance)
+    state = streams.read(store, name)
     fork = store.fork(name, "anna").id
     end_as_a_kill(store)
-    store = open_store()
-    assert_same(read(store, name, session, advance), state)
-    assert_same(read(store, fork, session, advance), state)
+    store = streams.open()
+    assert_same(streams.read(store, name), state)
+    assert_same(streams.read(store, fork), state)
 
 
 def test_any_sqlite_tool_reads_and_copies_the_database(
-    open_store: Open,
-    tmp_path: Path,
-    session: Session,
-    fresh: StreamState,
-    advance: Advance,
-    tokens: np.ndarray,
+    streams: Streams, tmp_path: Path, tokens: np.ndarray
 ) -> None:
     """While the server runs: this is what `sqlite3 .backup` does."""
-    store = open_store()
-    name = store.create("anna", fresh).id
-    append(store, name, tokens[:3], session, advance)
-    state = read(store, name, session, advance)
+    store = streams.open()
+    name = store.create("anna", streams.fresh).id
+    streams.append(store, name, tokens[:3])
+    state = streams.read(store, name)
     (tmp_path / "copy").mkdir()
     with (
         sqlite3.connect(tmp_path / "streams.sqlite") as original,
@@ -299,24 +228,20 @@ def test_any_sqlite_tool_reads_and_copies_the_database(
     ):
         assert original.execute("SELECT owner, id, position FROM stream").fetchall() == [("anna", name, 3)]
         original.backup(copy)
-    append(store, name, tokens[:9], session, advance)
+    streams.append(store, name, tokens[:9])
     copied = StreamStore(tmp_path / "copy", StoreSettings())
-    assert_same(read(copied, name, session, advance), state)
+    assert_same(streams.read(copied, name), state)
 
 
 def test_closing_waits_for_operations_and_nothing_is_written_afterwards(
-    open_store: Open,
-    fresh: StreamState,
-    advance: Advance,
-    tokens: np.ndarray,
-    monkeypatch: pytest.MonkeyPatch,
+    streams: Streams, tokens: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One operation ends while the store waits, and another one does not."""
-    store = open_store()
-    names = [store.create("anna", fresh).id for _ in range(2)]
+    store = streams.open()
+    names = [store.create("anna", streams.fresh).id for _ in range(2)]
     ends, late = store.operation(names[0], "anna"), store.operation(names[1], "anna")
     first, second = ends.__enter__(), late.__enter__()
-    state = advance(fresh, tokens[:3])
+    state = streams.begun(tokens[:3])
     now = 0.0
 
     def sleep(seconds: float) -> None:
@@ -333,28 +258,26 @@ def test_closing_waits_for_operations_and_nothing_is_written_afterwards(
             second.commit(state, appended=appended)
     late.__exit__(None, None, None)
     with pytest.raises(ClosedStoreError):
-        store.create("anna", fresh)
-    store = open_store()
+        store.create("anna", streams.fresh)
+    store = streams.open()
     assert [store.find(name, "anna").position for name in names] == [3, 0]
 
 
-def test_a_second_server_is_refused_until_nobody_writes(
-    open_store: Open, session: Session, fresh: StreamState, advance: Advance, tokens: np.ndarray
-) -> None:
-    store = open_store()
-    name = store.create("anna", fresh).id
-    append(store, name, tokens[:3], session, advance)
+def test_a_second_server_is_refused_until_nobody_writes(streams: Streams, tokens: np.ndarray) -> None:
+    store = streams.open()
+    name = store.create("anna", streams.fresh).id
+    streams.append(store, name, tokens[:3])
     with store.find(name, "anna").lock:
         store.close(within=0.1)
         with pytest.raises(UserError, match=r"being written by another process \(keeping streams by process"):
-            open_store()
+            streams.open()
     end_as_a_kill(store)
-    assert_same(read(open_store(), name, session, advance), advance(fresh, tokens[:3]))
+    assert_same(streams.read(streams.open(), name), streams.begun(tokens[:3]))
 
 
 @pytest.mark.parametrize("content", [b"no database at all, but long enough for a header" * 100, None])
 def test_a_file_that_is_no_such_database_is_refused(
-    open_store: Open, tmp_path: Path, content: bytes | None
+    streams: Streams, tmp_path: Path, content: bytes | None
 ) -> None:
     if content is None:
         with sqlite3.connect(tmp_path / "streams.sqlite") as other:
@@ -362,29 +285,24 @@ def test_a_file_that_is_no_such_database_is_refused(
     else:
         (tmp_path / "streams.sqlite").write_bytes(content)
     with pytest.raises(UserError, match="has format 99" if content is None else "cannot be used"):
-        open_store()
+        streams.open()
 
 
 @pytest.mark.skipif(not Path("/dev/fd").is_dir(), reason="the system does not list open descriptors")
 def test_operations_leave_no_descriptor_open(
-    open_store: Open,
-    session: Session,
-    fresh: StreamState,
-    advance: Advance,
-    tokens: np.ndarray,
-    monkeypatch: pytest.MonkeyPatch,
+    streams: Streams, tokens: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database, "INLINE_BYTES", 0)
-    store = open_store(ram_bytes=0, replayed=30)
-    name = store.create("anna", fresh).id
+    store = streams.open(ram_bytes=0, replayed=30)
+    name = store.create("anna", streams.fresh).id
 
     def all_operations() -> None:
-        append(store, name, tokens[:1], session, advance)
+        streams.append(store, name, tokens[:1])
         with store.operation(name, "anna") as operation:
-            current(operation, session, advance)
+            streams.current(operation)
         with store.operation(store.fork(name, "anna").id, "anna") as operation:
-            current(operation, session, advance)
-            operation.commit(advance(fresh, tokens[:2]))
+            streams.current(operation)
+            operation.commit(streams.begun(tokens[:2]))
             operation.snapshot().close()
             operation.remove()
 
@@ -396,17 +314,12 @@ def test_operations_leave_no_descriptor_open(
 
 
 def test_a_commit_survives_a_failing_eviction(
-    open_store: Open,
-    session: Session,
-    fresh: StreamState,
-    advance: Advance,
-    tokens: np.ndarray,
-    monkeypatch: pytest.MonkeyPatch,
+    streams: Streams, tokens: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While a state leaves RAM and its snapshot fails, an operation on it begins: it keeps what it got."""
-    store = open_store(ram_bytes=advance(fresh, tokens[:3]).num_bytes)
-    name = store.create("anna", fresh).id
-    append(store, name, tokens[:3], session, advance)
+    store = streams.open(ram_bytes=streams.begun(tokens[:3]).num_bytes)
+    name = store.create("anna", streams.fresh).id
+    streams.append(store, name, tokens[:3])
     begun = []
 
     def failing(*_: object, **__: object) -> None:
@@ -416,31 +329,28 @@ def test_a_commit_survives_a_failing_eviction(
 
     with monkeypatch.context() as patch:
         patch.setattr(database.Database, "replace", failing)
-        assert store.create("ben", advance(fresh, tokens[:9])).position == 9
+        assert store.create("ben", streams.begun(tokens[:9])).position == 9
     ((context, operation, state),) = begun
     assert state is not None
     assert operation.ready() is state
-    operation.commit(advance(state, tokens[3:5]), appended=tokens[3:5])
+    operation.commit(streams.advance(state, tokens[3:5]), appended=tokens[3:5])
     context.__exit__(None, None, None)
-    read(store, store.create("ben", advance(fresh, tokens[:9])).id, session, advance, "ben")
+    streams.read(store, store.create("ben", streams.begun(tokens[:9])).id, "ben")
     assert store.find(name, "anna").state is None
-    assert_same(read(store, name, session, advance), advance(advance(fresh, tokens[:3]), tokens[3:5]))
+    assert_same(streams.read(store, name), streams.advance(streams.begun(tokens[:3]), tokens[3:5]))
 
 
 @pytest.mark.parametrize("inline", [0, 1 << 20])
 def test_random_operations_of_owners_equal_a_naive_model(
-    session: Session,
-    fresh: StreamState,
-    advance: Advance,
-    tmp_path_factory: pytest.TempPathFactory,
-    inline: int,
-    monkeypatch: pytest.MonkeyPatch,
+    streams: Streams, tmp_path_factory: pytest.TempPathFactory, inline: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database, "INLINE_BYTES", inline)
-    state_bytes = advance(fresh, np.zeros(20, np.int64)).num_bytes
+    state_bytes = streams.begun(np.zeros(20, np.int64)).num_bytes
     sizes = StoreSettings(ram_bytes=2 * state_bytes, streams=4, replayed=12)
     owners = st.sampled_from(["anna", "ben"])
-    texts = st.lists(st.integers(0, session.vocab.size - 1), max_size=20).map(lambda x: np.array(x, np.int64))
+    texts = st.lists(st.integers(0, streams.session.vocab.size - 1), max_size=20).map(
+        lambda x: np.array(x, np.int64)
+    )
 
     class Machine(RuleBasedStateMachine):
         names = Bundle("names")
@@ -453,7 +363,7 @@ def test_random_operations_of_owners_equal_a_naive_model(
 
         @rule(target=names, owner=owners, tokens=texts)
         def create(self, owner: str, tokens: np.ndarray) -> str:
-            state = advance(fresh, tokens)
+            state = streams.begun(tokens)
             if sum(each == owner for each, _ in self.model.values()) == sizes.streams:
                 with pytest.raises(TooManyStreamsError):
                     self.store.create(owner, state)
@@ -483,10 +393,10 @@ def test_random_operations_of_owners_equal_a_naive_model(
                     pass
                 return
             with self.store.operation(name, owner) as operation:
-                state = current(operation, session, advance)
+                state = streams.current(operation)
                 assert_same(state, self.model[name][1])
                 for piece in [tokens] if appends else tokens[:, None]:
-                    state = advance(state, piece)
+                    state = streams.advance(state, piece)
                 if not commits:
                     return
                 operation.commit(state, appended=tokens if appends else None)
@@ -517,7 +427,7 @@ def test_random_operations_of_owners_equal_a_naive_model(
 
         def teardown(self) -> None:
             for name, (owner, state) in self.model.items():
-                assert_same(read(self.store, name, session, advance, owner), state)
+                assert_same(streams.read(self.store, name, owner), state)
                 self.store.delete(name, owner)
             with sqlite3.connect(self.folder / "streams.sqlite") as rows:
                 for table in ("stream", "snapshot", "journal"):
