@@ -13,6 +13,7 @@ from runtimes.contract.sampling import Sampler
 from runtimes.tasks.generate import generate
 from tests.serve.http.conftest import running, sources
 from trainer.run.checkpoint import load_run, save_tensors
+from xl_export.serve.http.base import encoding
 
 PROMPT = "The memory of a stream"
 
@@ -77,8 +78,9 @@ PENALTIES = {"presence_penalty": 0.7, "frequency_penalty": 0.3, "repetition_pena
     ],
 )
 def test_a_request_draws_what_generate_draws(
-    served, session, fields: dict, prompts: list, sampler: Sampler | None
+    served, session, fields: dict, prompts: list, sampler: Sampler | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(encoding, "SLICE_ITEMS", 2)
     answer = served.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 30, "seed": 7, **fields}).json()
     given = {} if sampler is None else {"sampler": sampler}
     expected = texts(session, prompts, max_tokens=30, seed=7, **given)

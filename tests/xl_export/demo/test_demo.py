@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from runtimes.base.errors import UserError
 from runtimes.tasks.check import check
 from tests.commands import json_of, refused, xl
 from xl_export.demo import run as demo
@@ -62,6 +63,8 @@ def test_without_the_models_the_demo_says_where_they_are(no_models: None, tmp_pa
     words = "start the demo in a checkout of the repository, or give --train"
     refused(xl("demo", "--out", tmp_path / "demo"), words)
     assert not (tmp_path / "demo").exists()
+    with pytest.raises(UserError, match=r"play\.py: "):
+        shipped.play_music(tmp_path / "artefact", tmp_path / "music")
 
 
 def test_a_small_model_is_trained_and_compared_on_request(

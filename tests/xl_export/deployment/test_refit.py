@@ -17,7 +17,7 @@ from runtimes.base.errors import ConfigError
 from runtimes.contract.engine import load_engine, save_engine
 from runtimes.contract.spec import BUILD, GRAPH, load_spec
 from tests import fake_gpu
-from tests.commands import refused, xl
+from tests.commands import json_of, refused, xl
 from tests.conftest import RULE
 from xl_export.artefact.export import export
 from xl_export.deployment import refit as refitting
@@ -101,6 +101,8 @@ def test_an_engine_gets_weights_and_contract_of_another_artefact(
     assert check(tmp_path / "new").passed  # with the references of the other artefact
     assert load_engine(engine)[0] == before
     refused(xl("refit", engine, other, "--out", tmp_path / "new"), "exists already")
+    again = xl("refit", engine, other, "--out", tmp_path / "new", "--force", "--json")
+    assert json_of(again)["engine"] == str(tmp_path / "new")
 
 
 def test_answers_and_storage_are_not_part_of_a_step(artefacts: dict[str, Path], tmp_path: Path) -> None:

@@ -53,8 +53,9 @@ def test_the_published_settings_are_the_default(tmp_path: Path) -> None:
     result = xl("import", BYTES, "--out", tmp_path / "run")
     assert "mem_len 2100 (published for enwik8 base)" in result.output
     assert "both are this project's, so compare losses with your project's too" in result.output
-    rule = load_run(tmp_path / "run").config.evaluation
-    assert rule == MemoryRule(mem_len=2099, segment=80, clamp_len=820)
+    config = load_run(tmp_path / "run").config
+    assert config.evaluation == MemoryRule(mem_len=2099, segment=80, clamp_len=820)
+    assert config.vocab == "byte"
     record = json.loads((tmp_path / "run" / "import.json").read_text())
     assert record["files"]["model"]["sha256"][:8] in result.output
     assert record["settings"]["segment"] == {"value": 80, "origin": "published for enwik8 base"}
