@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.harness import Document
 from benchmarks.history import machine
 from runtimes.base.files import atomic_file, refuse_unwritable
-from xl_export.figures.canvas import new_figure
+from xl_export.plots.canvas import new_figure
 
 OURS, OTHER = "#3b82f6", "#ea580c"
 TEXT = "#6b7280"  # readable on white and on dark pages

@@ -3,7 +3,7 @@
     tail -f events.log | python score_stream.py ARTEFACT
 
 For each line the program prints how many bits it took to predict a symbol of it, given everything that came
-before. A line with a high figure is one that the model did not expect. Each symbol but the first of the
+before. A line with a high score is one that the model did not expect. Each symbol but the first of the
 stream is scored exactly once. A model of token ids reads lines of whole numbers, such as `12 7 30`, or of
 JSON lists, such as `[12, 7, 30]`; where its tokens have names, it reads lines of these too.
 """

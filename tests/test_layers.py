@@ -17,7 +17,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "runtimes": (("base",), ("contract",), ("sessions",), ("tasks",), ("cli",)),
     "trainer": (("model",), ("run",), ("data",), ("training",)),
     "xl_export": (
-        ("graph", "importers", "figures"),
+        ("graph", "importers", "plots"),
         ("tracing",),
         ("artefact", "tensorrt", "adapters"),
         ("deployment", "web", "serve", "offline", "demo"),

@@ -98,7 +98,7 @@ def json_text(value: Any, **options: Any) -> str:
 
 
 def finite_or_null(value: Any) -> Any:
-    """`value` for JSON, with None for each figure that is not finite."""
+    """`value` for JSON, with None for each number that is not finite."""
     if isinstance(value, dict):
         return {key: finite_or_null(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -211,11 +211,11 @@ def _result(score: Score, vocab: Vocab, text: ReadText) -> tuple[dict[str, Any],
         lines.append(_line(unit, f"{bits}  ({nats}, perplexity {score.perplexity:.3f})"))
     else:
         lines.append(_line("perplexity", f"{score.perplexity:.3f}  ({nats}, {bits} {unit})"))
-    figures = _per_text(score, predicted_size(text, vocab))
-    document |= figures
-    if figures and vocab.kind != "char" and not figures["characters"] == figures["bytes"] == score.tokens:
-        per_character = figures["bits_per_character"]
-        per_byte = figures["bits_per_byte"]
+    per_text = _per_text(score, predicted_size(text, vocab))
+    document |= per_text
+    if per_text and vocab.kind != "char" and not per_text["characters"] == per_text["bytes"] == score.tokens:
+        per_character = per_text["bits_per_character"]
+        per_byte = per_text["bits_per_byte"]
         value = f"{per_character:.4f} bits, and {per_byte:.4f} bits per byte of UTF-8"
         lines.append(_line("per character", value))
     unknown = unknown_share(vocab, text.tokens[1:])
@@ -231,7 +231,7 @@ def _result(score: Score, vocab: Vocab, text: ReadText) -> tuple[dict[str, Any],
 
 
 def _per_text(score: Score, size: TextSize | None) -> dict[str, Any]:
-    """Figures with which models of different vocabularies can be compared."""
+    """Scores with which models of different vocabularies can be compared."""
     if size is None or size.characters < 1:
         return {}
     bits = score.nats / math.log(2)

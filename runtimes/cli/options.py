@@ -151,7 +151,7 @@ json_option = click.option(
 def show(document: dict[str, Any], lines: Iterable[str], *, as_json: bool) -> None:
     """Prints the result of a command: a JSON document on one line, or lines of text.
 
-    A figure that is not finite becomes null. In a line, what does not print becomes a visible escape.
+    A number that is not finite becomes null. In a line, what does not print becomes a visible escape.
     """
     if as_json:
         click.echo(json_text(finite_or_null(document)))

@@ -138,13 +138,13 @@ class Totals:
         return score
 
     def to_json(self) -> dict[str, Any]:
-        """The figures, for `add`."""
+        """The totals, for `add`."""
         return dict(vars(self))
 
-    def add(self, figures: dict[str, Any]) -> None:
-        """Adds the figures of other totals."""
+    def add(self, totals: dict[str, Any]) -> None:
+        """Adds other totals."""
         for name, own in vars(self).items():
-            other = figures[name]
+            other = totals[name]
             setattr(self, name, own or other if name == "counts_unknown" else own + other)
 
     def lines(self, seconds: float) -> Iterator[str]:
@@ -155,12 +155,12 @@ class Totals:
         )
         if self.tokens == 0:
             return
-        figures = [f"log-probability {self.log_prob:.4f}", f"perplexity {self._perplexity():,.3f}"]
+        scores = [f"log-probability {self.log_prob:.4f}", f"perplexity {self._perplexity():,.3f}"]
         if self.characters > 0 and self.num_bytes > 0:
             bits = -self.text_log_prob / math.log(2)
-            figures.append(f"{bits / self.characters:.4f} bits per character")
-            figures.append(f"{bits / self.num_bytes:.4f} bits per byte")
-        yield ", ".join(figures)
+            scores.append(f"{bits / self.characters:.4f} bits per character")
+            scores.append(f"{bits / self.num_bytes:.4f} bits per byte")
+        yield ", ".join(scores)
 
     def _perplexity(self) -> float:
         try:

@@ -17,7 +17,7 @@ MemoryPrecision = Literal["fp32", "fp16", "int8"]
 Float = Literal["float32", "float16"]
 MemoryType = Literal[Float, "int8"]  # of keys and values in memory
 MIN_TOKENS = 256  # the smallest number of tokens by which a limit is judged
-Figure = Annotated[float, Range(-1, 1e15)]  # measured; a divergence slightly below 0 is rounding
+Measurement = Annotated[float, Range(-1, 1e15)]  # measured; a divergence slightly below 0 is rounding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,22 +93,22 @@ MEMORY_PRESETS: dict[MemoryPrecision, MemoryPreset] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Figures of a preset on a text, and of the same model in fp32 on the same machine."""
+    """Measurements of a preset on a text, and of the same model in fp32 on the same machine."""
 
     tokens: Annotated[int, Range(1, 2**53 - 1, whole=True)]
     """The number of tokens predicted."""
-    bits_per_token: Figure
-    fp32_bits_per_token: Figure
-    kl_nats: Figure
+    bits_per_token: Measurement
+    fp32_bits_per_token: Measurement
+    kl_nats: Measurement
     """The mean KL(fp32 || preset) of the next token."""
     agreement: Annotated[float, Range(0, 1)]
     """The share of positions at which both find the same token likeliest."""
     num_bytes: Count
     """The size of graph and weights."""
     fp32_num_bytes: Count
-    seconds_per_token: Figure
+    seconds_per_token: Measurement
     """The median of single tokens with full memory in one row."""
-    fp32_seconds_per_token: Figure
+    fp32_seconds_per_token: Measurement
     drawn: bool = False
     """Whether the model drew the text itself, because the export was given none."""
 
@@ -137,7 +137,8 @@ class OutputLoss:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredStep:
-    """Figures of a preset for a step that is no language model, and of the step in fp32 on the same machine.
+    """Measurements of a preset for a step that is no language model, and of the step in fp32 on the same
+    machine.
 
     Its inputs are the random inputs of the artefact's reference.
     """
@@ -147,9 +148,9 @@ class MeasuredStep:
     num_bytes: Count
     """The size of graphs and weights."""
     fp32_num_bytes: Count
-    seconds_per_step: Figure
+    seconds_per_step: Measurement
     """The median of steps that are as short as the shortest of the reference."""
-    fp32_seconds_per_step: Figure
+    fp32_seconds_per_step: Measurement
 
 
 def named(precision: Precision, memory: MemoryPrecision) -> str:

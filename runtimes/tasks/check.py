@@ -117,7 +117,7 @@ def check(artefact: Path | str, *, threads: int | None = None, device: Device | 
         found = step_differences(session, of_step, of_step.segments.tolist())
         outputs = spec.compared_outputs
     seconds = time.perf_counter() - began
-    # A NaN anywhere makes both figures NaN, and no comparison with a tolerance holds for a NaN.
+    # A NaN anywhere makes both differences NaN, and no comparison with a tolerance holds for a NaN.
     worst = float(found.max())
     mean = float(found.mean())
     missing = session.paths.missing if session.paths else ()

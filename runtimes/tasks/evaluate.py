@@ -59,7 +59,7 @@ class Score:
         return self.tokens / self.seconds
 
     def to_json(self) -> dict[str, Any]:
-        """The figures, and every setting that they depend on."""
+        """The scores, and every setting that they depend on."""
         return {
             "tokens": self.tokens,
             "impossible": self.impossible,

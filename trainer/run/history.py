@@ -193,7 +193,7 @@ def read_header(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """The training of one run. A figure is None where the run does not tell it."""
+    """The training of one run. A number is None if the run did not record it."""
 
     path: str
     steps: int  # done so far

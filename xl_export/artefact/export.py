@@ -117,7 +117,7 @@ def export(
     if exporter not in get_args(Exporter):
         raise ConfigError(f"exporter is {exporter!r:.20}; expected one of {', '.join(get_args(Exporter))}.")
     precision, memory_precision = precisions_for(target, precision, memory_precision)
-    refuse_together(exporter, target, attention)
+    check_combinations(exporter, target, attention)
     trained = load_run(run)
     refuse_other_storage(storage, target, trained.model.facts().parameters, precision)
     chosen = rule or trained.config.evaluation
@@ -188,7 +188,7 @@ def export(
     return out
 
 
-def refuse_together(exporter: Exporter, target: Target, attention: Attention | None) -> None:
+def check_combinations(exporter: Exporter, target: Target, attention: Attention | None) -> None:
     """Raises ConfigError for an exporter, a target and a kind of attention that do not fit together."""
     if exporter == "trace" and target == "web":
         raise ConfigError(

@@ -21,8 +21,8 @@ from runtimes.contract.tensors import Form, bytes_saved
 from runtimes.contract.tokens import read_tokens
 from runtimes.contract.vocabulary import Vocab, decode
 from xl_export.cli.options import force_option, out_option
-from xl_export.figures import attention as pictures
-from xl_export.figures.canvas import check_picture, new_figure
+from xl_export.plots import attention as pictures
+from xl_export.plots.canvas import check_picture, new_figure
 
 if TYPE_CHECKING:
     from trainer.model.inspection import LearnedSpans, Observation

@@ -48,7 +48,7 @@ def demo_command(out: Path, train: bool, steps: int | None, force: bool, as_json
         from xl_export.demo.run import run_demo
 
         with text_as_progress(as_json):
-            figures = run_demo(out, train=train, steps=steps, force=force)
-    show(figures, [], as_json=as_json)
-    if not figures["passed"]:
+            results = run_demo(out, train=train, steps=steps, force=force)
+    show(results, [], as_json=as_json)
+    if not results["passed"]:
         raise SystemExit(1)

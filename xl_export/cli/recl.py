@@ -93,7 +93,7 @@ def recl_command(
         refuse_unwritable(out, option="--out", suffixes=(".json",))
         refuse_replacing(out, option="--out", force=force)
     if plot:
-        from xl_export.figures.canvas import check_picture
+        from xl_export.plots.canvas import check_picture
 
         check_picture(plot, "--plot")
         refuse_replacing(plot, option="--plot", force=force)
@@ -110,7 +110,7 @@ def recl_command(
     if out:
         write_json(out, report)
     if plot:
-        from xl_export.figures.curves import plot_recl
+        from xl_export.plots.curves import plot_recl
 
         plot_recl(plot, report)
     show(report, _lines(report), as_json=as_json)

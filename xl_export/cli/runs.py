@@ -13,7 +13,7 @@ from runtimes.base.errors import UserError
 from runtimes.base.files import refuse_replacing
 from runtimes.base.terminal import printable
 from runtimes.cli.options import json_option, show
-from xl_export.figures.canvas import short_names
+from xl_export.plots.canvas import short_names
 
 if TYPE_CHECKING:
     from trainer.run.history import Record
@@ -46,7 +46,7 @@ def runs_command(
     from trainer.run.history import read_record, runs_in
 
     if plot:
-        from xl_export.figures.canvas import check_picture
+        from xl_export.plots.canvas import check_picture
 
         check_picture(plot, "--plot")
         refuse_replacing(plot, option="--plot", force=force)
@@ -65,7 +65,7 @@ def runs_command(
     for warning in _warnings([record for record in ordered if record.validations]):
         click.echo(f"Warning: {warning}; compare them with `xl-export eval` on one text.", err=True)
     if plot:
-        from xl_export.figures.curves import plot_curves
+        from xl_export.plots.curves import plot_curves
 
         plot_curves(plot, ordered, against=against)
     document = {"runs": [dataclasses.asdict(record) for record in ordered]}
@@ -114,7 +114,7 @@ COLUMNS: dict[str, Callable[[Record], str]] = {
 
 
 def _table(records: list[Record]) -> list[str]:
-    """The lines of the table: names on the left, figures on the right of their columns."""
+    """The lines of the table: names on the left, numbers on the right of their columns."""
     rows = [["run", *COLUMNS]]
     for name, record in zip(short_names(record.path for record in records), records, strict=True):
         rows.append([name, *(cell(record) for cell in COLUMNS.values())])

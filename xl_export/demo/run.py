@@ -48,7 +48,7 @@ TEXT = "story.txt"
 def run_demo(
     out: Path, *, train: bool = False, steps: int | None = None, force: bool = False
 ) -> dict[str, Any]:
-    """Runs every step and prints what it does; returns the figures of the table.
+    """Runs every step and prints what it does; returns the results of the table.
 
     The story is written to `out`/story.txt and the music to `out`/music.mid and `out`/music.wav. train:
     whether a small model is trained too, for `steps` steps, to `out`/run and `out`/artefact. A story and
@@ -75,7 +75,7 @@ def run_demo(
     with writing(out):  # a place that cannot be written is refused before the first word
         out.mkdir(parents=True, exist_ok=True)
     refuse_unwritable(out / TEXT, option="--out", suffixes=(".txt",))
-    figures: dict[str, Any] = {"trained_model": None}
+    results: dict[str, Any] = {"trained_model": None}
     lines = []
     passed = True
     if stories is not None:
@@ -85,12 +85,12 @@ def run_demo(
             f"{OPENING_SEED}, {read_sampling(stories)}",
         )
         report, flat = _show(stories)
-        figures["trained_model"] = {"check": report.to_json(), **to_json(flat)}
+        results["trained_model"] = {"check": report.to_json(), **to_json(flat)}
         lines += [_check_line("stories", report), _flat_line(flat)]
         passed = report.passed
     if train:
         small = train_small_model(out, steps=steps, force=force)
-        figures |= small.to_json()
+        results |= small.to_json()
         lines += [_check_line("artefact", small.report), *small.table()]
         passed = passed and small.report.passed
     click.echo("")
@@ -116,7 +116,7 @@ def run_demo(
         )
         if force or not song.exists():
             play_music(music, out / "music", seed=MUSIC_SEED, force=force)
-    return {**figures, "passed": passed}
+    return {**results, "passed": passed}
 
 
 def _kept(path: Path, force: bool) -> str:

@@ -19,7 +19,7 @@ from runtimes.contract.rule import MemoryRule
 from tests.architectures import ALL_ATTENTION, SPAN
 from tests.commands import refused, xl
 from tests.nightly import every
-from tests.xl_export.figures.test_attention import assert_picture
+from tests.xl_export.plots.test_attention import assert_picture
 from trainer.model.config import SpanConfig
 from trainer.model.inspection import observe
 from trainer.run.checkpoint import load_run, load_tensors, save_tensors

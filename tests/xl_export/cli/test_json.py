@@ -58,7 +58,7 @@ def place(
     """The paths that a command of the table names."""
     command: str = request.node.callspec.params["command"]
     for name in ("draw_average", "draw_stretch", "draw_terms"):  # which take seconds
-        monkeypatch.setattr(f"xl_export.figures.attention.{name}", lambda *what, **options: None)
+        monkeypatch.setattr(f"xl_export.plots.attention.{name}", lambda *what, **options: None)
     places = {name: tmp_path / name for name in ("new", "text", "ids", "stream", "trained")}
     places |= {"artefact": artefacts["ring"], "run": run}
     if "{spans}" in command:

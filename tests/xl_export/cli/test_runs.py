@@ -134,7 +134,7 @@ def test_tokens_follow_the_schedule_of_segments() -> None:
 
 def test_the_picture_has_a_curve_for_each_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
-    from xl_export.figures import curves
+    from xl_export.plots import curves
 
     figures: list[Any] = []
     save = curves.save_figure

@@ -141,7 +141,7 @@ class Engine:
         return max(0, len(self._submitted) - len(self.scheduler.rows.runs))
 
     def metrics(self) -> Iterator[tuple[str, str, float]]:
-        """Name, meaning and value of each figure, for `/metrics`; any thread."""
+        """Name, meaning and value of each metric, for `/metrics`; any thread."""
         scheduler = self.scheduler
         rows = self._settings.rows
         decoding = scheduler.rows.decoding

@@ -68,7 +68,7 @@ class Model:
         return TokenTexts(self.session.vocab)
 
     def metrics(self) -> Iterator[tuple[str, str, float]]:
-        """Name, meaning and value of each figure, for `/metrics`."""
+        """Name, meaning and value of each metric, for `/metrics`."""
         yield from self.engine.metrics()
 
     def mailbox(self) -> Mailbox:

@@ -11,8 +11,8 @@ from matplotlib import image
 from runtimes.base.errors import MissingPackageError, UserError
 from runtimes.contract.rule import MemoryRule
 from tests.nightly import every
-from xl_export.figures import attention as pictures
-from xl_export.figures import canvas
+from xl_export.plots import attention as pictures
+from xl_export.plots import canvas
 
 
 def weights(*shape: int) -> np.ndarray:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from runtimes.base.errors import needs
-from xl_export.figures.canvas import new_figure, plain_axes, save_figure, set_title
+from xl_export.plots.canvas import new_figure, plain_axes, save_figure, set_title
 
 INK = "#111827"
 SPAN = "#1d4ed8"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xl_export.figures.canvas import new_figure, plain_axes, save_figure, set_title, short_names
+from xl_export.plots.canvas import new_figure, plain_axes, save_figure, set_title, short_names
 
 if TYPE_CHECKING:
     from trainer.run.history import Curve, Record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from xl_export.figures.canvas import short_names
+from xl_export.plots.canvas import short_names
 
 
 @pytest.mark.parametrize(
