@@ -3,9 +3,9 @@ import { Refusal } from "./stream.js";
 
 const KEY = "xl-export key";
 const NOTE = "xl-export text "; // of each stream, in the storage of this tab
-const LIKELIEST = 4; // tokens that are shown next to each one
-const REMEMBERED = 5000; // tokens whose alternatives are kept
-const LONG = 500; // tokens that are appended at once without alternatives
+const SHOWN_ALTERNATIVES = 4; // tokens that are shown next to each one
+const MAX_KEPT_TOKENS = 5000; // tokens whose alternatives are kept
+const MAX_ALTERNATIVE_TOKENS = 500; // tokens that are appended at once without alternatives
 
 /** @param {string} key */
 export function setKey(key) {
@@ -180,7 +180,7 @@ class ServerHandle {
   /** @param {number[]} ids @param {{signal?: AbortSignal}} [options] */
   async append(ids, { signal } = {}) {
     if (!ids.length) return [];
-    const alternatives = ids.length > LONG ? 0 : LIKELIEST;
+    const alternatives = ids.length > MAX_ALTERNATIVE_TOKENS ? 0 : SHOWN_ALTERNATIVES;
     const answer = await this.#ask(
       "append",
       { tokens: ids, alternatives, position: this.position },
@@ -204,7 +204,7 @@ class ServerHandle {
     const fields = {
       ...settings,
       tokens: prompt.length ? prompt : null,
-      alternatives: LIKELIEST,
+      alternatives: SHOWN_ALTERNATIVES,
       position: before,
     };
     this.ended = "stopped";
@@ -268,7 +268,7 @@ class ServerHandle {
   #tokensOf({ tokens, texts, bits, likeliest }) {
     return tokens.map((/** @type {number} */ token, /** @type {number} */ i) => {
       if (likeliest?.[i]) this.#likeliest.set(this.position, likeliest[i]);
-      this.#likeliest.delete(this.position - REMEMBERED);
+      this.#likeliest.delete(this.position - MAX_KEPT_TOKENS);
       this.position++;
       return { token, text: texts[i], bits: bits[i] ?? NaN };
     });

@@ -4,8 +4,8 @@ import { XLExportError, open } from "../src/index.js";
 import { Refusal } from "./stream.js";
 
 const MOST_THREADS = 4; // more only wait for each other in models that a page can hold
-const LARGE = 32e6; // bytes; in smaller models a second thread waits longer than it computes
-const TOGETHER = 60; // milliseconds of work whose tokens come in one message
+const MIN_THREADED_BYTES = 32e6; // bytes; in smaller models a second thread waits longer than it computes
+const BATCH_MS = 60; // milliseconds of work whose tokens come in one message
 
 /**
  * @param {{
@@ -20,7 +20,8 @@ export async function connect({ model: name, wanted, progress }) {
       "site.json, which lists the models of this page, could not be read; copy the whole folder again.",
     );
   const chosen = site.models.find((/** @type {any} */ each) => each.name === name) ?? site.models[0];
-  const useful = chosen.num_bytes < LARGE ? 1 : Math.min(MOST_THREADS, navigator.hardwareConcurrency || 1);
+  const most = Math.min(MOST_THREADS, navigator.hardwareConcurrency || 1);
+  const useful = chosen.num_bytes < MIN_THREADED_BYTES ? 1 : most;
   const model = await open(new URL(chosen.path, location.href), {
     worker: wanted.get("worker") !== "no",
     device: /** @type {any} */ (wanted.get("device") ?? "auto"),
@@ -138,7 +139,7 @@ export class WorkerHandle {
       seed,
       signal,
       memory: this.memory,
-      batchMilliseconds: TOGETHER,
+      batchMilliseconds: BATCH_MS,
     };
     this.ended = "stopped";
     try {

@@ -7,7 +7,7 @@ import { TextWork } from "./text-work.js";
 import { inBytes } from "./tokens.js";
 
 const MOST_FILE = 2 ** 31; // bytes of a saved stream
-const EVERY = 1000; // milliseconds between two looks at the server
+const POLL_MS = 1000; // milliseconds between two looks at the server
 
 /** What the model is, and where it computes. @param {import("./back-end.d.ts").Description} known */
 function describe(known) {
@@ -148,7 +148,7 @@ function linked(hash) {
 async function look(backEnd) {
   part("server").hidden = false;
   let away = false; // whether the error that is shown came from here
-  for (; ; await new Promise((resolve) => setTimeout(resolve, EVERY))) {
+  for (; ; await new Promise((resolve) => setTimeout(resolve, POLL_MS))) {
     if (document.hidden) continue;
     try {
       const { lines, note } = await backEnd.status();

@@ -6,13 +6,13 @@ import { END, KEYS, Performer, Reader, keyName } from "./scheme.js";
 import { button, colour, download, fail, hideError, linkOf, part, say, settings } from "./side.js";
 import { colourOf, inBits } from "./tokens.js";
 
-const AHEAD = 4; // seconds of music that are ready before they sound
-const SEEN = 9; // seconds of a new piece that are written before it plays: they fill the picture
-const AT_ONCE = 24; // tokens that are asked for at a time
-const LATEST = 240; // tokens that are shown
-const START = 0.25; // seconds until the first note
-const OPENING = 7; // the seed of what a visitor finds
-const KEPT = 2500; // notes for the files
+const AHEAD_SECONDS = 4; // seconds of music that are ready before they sound
+const FILL_SECONDS = 9; // seconds of a new piece that are written before it plays: they fill the picture
+const REQUEST_TOKENS = 24; // tokens that are asked for at a time
+const SHOWN_TOKENS = 240; // tokens that are shown
+const START_SECONDS = 0.25; // seconds until the first note
+const OPENING_SEED = 7; // the seed of what a visitor finds
+const MAX_NOTES = 2500; // notes for the files
 
 export class MusicWork {
   /** @type {import("./back-end.d.ts").Handle} the stream of the piece, which `begin` starts */
@@ -68,7 +68,7 @@ export class MusicWork {
     this.handle = await this.backEnd.start();
     for (const id of ["metre", "key"])
       if (link?.[id]) /** @type {HTMLSelectElement} */ (part(id)).value = link[id];
-    await this.#piece(new AbortController().signal, link?.seed ?? OPENING);
+    await this.#piece(new AbortController().signal, link?.seed ?? OPENING_SEED);
     this.#draw();
   }
 
@@ -118,7 +118,7 @@ export class MusicWork {
     const header = key ? [metre, key] : [metre];
     for (const name of header) this.#take(name, NaN);
     this.opening = [END, ...header].map((name) => this.names.indexOf(name));
-    while (!signal.aborted && this.cursor - this.start < SEEN) await this.#more();
+    while (!signal.aborted && this.cursor - this.start < FILL_SECONDS) await this.#more();
   }
 
   /** Pauses; what is ready already sounds when it resumes. */
@@ -175,7 +175,7 @@ export class MusicWork {
     this.roll.clear();
     this.notes = [];
     this.start = this.organ?.now ?? 0;
-    this.cursor = this.start + START;
+    this.cursor = this.start + START_SECONDS;
     this.open = [null, null, null, null];
     this.opening = [];
     this.pieces = 0;
@@ -194,7 +194,7 @@ export class MusicWork {
       for (const note of this.roll.notes) this.#sound(note);
       this.#animate(signal);
       while (!signal.aborted) {
-        if (this.cursor - this.organ.now > AHEAD) await rest(100, signal);
+        if (this.cursor - this.organ.now > AHEAD_SECONDS) await rest(100, signal);
         else await this.#more();
       }
     } finally {
@@ -210,7 +210,7 @@ export class MusicWork {
     side.begin(this.handle.position);
     const prompt = this.opening;
     this.opening = [];
-    const given = { ...options, seed: this.seed++, max_tokens: AT_ONCE };
+    const given = { ...options, seed: this.seed++, max_tokens: REQUEST_TOKENS };
     for await (const { token, bits } of this.handle.generate(prompt, given)) {
       side.reach(this.handle.position);
       this.#take(this.names[token], bits);
@@ -227,7 +227,7 @@ export class MusicWork {
     const step = colourOf(bits);
     if (step > 0) span.className = `s${step}`;
     tokens.append(span, " ");
-    while (tokens.childNodes.length > 2 * LATEST) tokens.firstChild?.remove();
+    while (tokens.childNodes.length > 2 * SHOWN_TOKENS) tokens.firstChild?.remove();
     tokens.scrollTop = tokens.scrollHeight;
     const event = this.reader.read(name);
     for (const slice of event ? this.performer.play(event) : []) this.#schedule(slice);
@@ -237,7 +237,7 @@ export class MusicWork {
   #schedule(slice) {
     const { organ, roll } = this;
     // the model is too slow
-    if (organ && this.cursor < organ.now + START / 2) this.cursor = organ.now + START;
+    if (organ && this.cursor < organ.now + START_SECONDS / 2) this.cursor = organ.now + START_SECONDS;
     const at = this.cursor;
     for (const [voice, pitch] of slice.pitches.entries()) {
       const begins = slice.begins.includes(voice);
@@ -260,7 +260,7 @@ export class MusicWork {
       this.pieces++;
     } else if (slice.bar) roll.lines.push({ at, kind: "bar" });
     if (slice.fermata) roll.lines.push({ at, kind: "fermata" });
-    if (this.notes.length > KEPT) this.notes.splice(0, KEPT / 10);
+    if (this.notes.length > MAX_NOTES) this.notes.splice(0, MAX_NOTES / 10);
   }
 
   /** Makes a note sound, unless it already does or is over. @param {import("./roll.js").Note} note */

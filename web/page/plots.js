@@ -1,9 +1,9 @@
 /** Tokens per second over the position, measured in constant memory; and the bytes that a stream needs. */
 
-const WINDOW = 150; // milliseconds of work in one measurement
-const AROUND = 4; // measurements on each side whose median is drawn
-const FURTHEST = 1e6; // position at the right end of the plot of the memory
-const MOST = 400; // measurements; then neighbours are joined
+const MEASURED_MS = 150; // milliseconds of work in one measurement
+const MEDIAN_RADIUS = 4; // measurements on each side whose median is drawn
+const MAX_POSITION = 1e6; // position at the right end of the plot of the memory
+const MAX_POINTS = 400; // measurements; then neighbours are joined
 
 /**
  * @typedef {{from: number, to: number, ms: number}} Point tokens from one position to another, and their time
@@ -35,12 +35,12 @@ export class Speed {
   reach(position, now) {
     this.#ms += now - this.#at;
     this.#at = now;
-    if (this.#ms < WINDOW || position <= this.#from) return false;
+    if (this.#ms < MEASURED_MS || position <= this.#from) return false;
     const point = { from: this.#from, to: position, ms: this.#ms };
     this.points.push(point);
     this.axis = Math.max(this.axis, roundUp(1.6 * this.median));
     [this.#from, this.#ms] = [position, 0];
-    if (this.points.length > MOST) this.points = joined(this.points);
+    if (this.points.length > MAX_POINTS) this.points = joined(this.points);
     return true;
   }
 
@@ -51,7 +51,7 @@ export class Speed {
 
   /** Tokens per second, as the median of the latest measurements; 0 before the first. */
   get median() {
-    return median(this.points.slice(-4 * AROUND).map(rate));
+    return median(this.points.slice(-4 * MEDIAN_RADIUS).map(rate));
   }
 
   clear() {
@@ -70,7 +70,7 @@ function joined(points) {
     if (b === a || apart) halved.push(...(a === b ? [a] : [a, b]));
     else halved.push({ from: a.from, to: b.to, ms: a.ms + b.ms });
   }
-  return halved.length > MOST ? halved.slice(-MOST / 2) : halved;
+  return halved.length > MAX_POINTS ? halved.slice(-MAX_POINTS / 2) : halved;
 }
 
 /** Tokens a second of one measurement. @param {Point} point */
@@ -127,8 +127,8 @@ export function drawMemory(canvas, { fixed, perToken, position }, colours) {
   const { context, width, height } = sized(canvas);
   if (!context) return;
   const bottom = 16;
-  const [least, most] = [perToken, perToken * FURTHEST].map(Math.log10);
-  const x = (/** @type {number} */ p) => (Math.log10(Math.max(1, p)) / Math.log10(FURTHEST)) * width;
+  const [least, most] = [perToken, perToken * MAX_POSITION].map(Math.log10);
+  const x = (/** @type {number} */ p) => (Math.log10(Math.max(1, p)) / Math.log10(MAX_POSITION)) * width;
   const y = (/** @type {number} */ bytes) =>
     4 + (1 - (Math.log10(bytes) - least) / (most - least)) * (height - bottom - 8);
   const crossing = fixed / perToken;
@@ -136,7 +136,7 @@ export function drawMemory(canvas, { fixed, perToken, position }, colours) {
   frame(context, [y(perToken)], width, colours.faint);
   context.lineWidth = 2;
   for (const [stroke, from, to] of /** @type {[string, number, number][]} */ ([
-    [colours.other, perToken, perToken * FURTHEST],
+    [colours.other, perToken, perToken * MAX_POSITION],
     [colours.line, fixed, fixed],
   ])) {
     context.beginPath();
@@ -199,7 +199,7 @@ function write(context, colour, texts) {
 
 /** The median of the measurements around one. @param {Point[]} run @param {number} at */
 function rateAround(run, at) {
-  return median(run.slice(Math.max(0, at - AROUND), at + AROUND + 1).map(rate));
+  return median(run.slice(Math.max(0, at - MEDIAN_RADIUS), at + MEDIAN_RADIUS + 1).map(rate));
 }
 
 /** @param {number[]} values */

@@ -1,10 +1,10 @@
 /** The piano roll: notes of four voices over time, moving under a line that marks now. */
 import { sized } from "./plots.js";
 
-const SECONDS = 14; // of music that the picture shows
-const PAST = 0.25; // share of the picture that has sounded already
+const SHOWN_SECONDS = 14; // of music that the picture shows
+const PAST_SHARE = 0.25; // share of the picture that has sounded already
 const [LOWEST, HIGHEST] = [33, 82]; // MIDI pitches
-const TOP = 26; // pixels above the highest pitch, for fermatas
+const TOP_PIXELS = 26; // pixels above the highest pitch, for fermatas
 const BLACK = [1, 3, 6, 8, 10]; // keys of an octave
 
 /**
@@ -23,7 +23,7 @@ export class Roll {
 
   /** @param {number} now */
   forget(now) {
-    const before = now - SECONDS;
+    const before = now - SHOWN_SECONDS;
     this.notes = this.notes.filter((note) => note.to > before);
     this.lines = this.lines.filter((line) => line.at > before);
   }
@@ -40,10 +40,10 @@ export class Roll {
   draw(canvas, now, colours) {
     const { context, width, height } = sized(canvas);
     if (!context) return;
-    const from = now - SECONDS * PAST;
-    const x = (/** @type {number} */ at) => ((at - from) / SECONDS) * width;
-    const step = (height - TOP) / (HIGHEST - LOWEST + 5);
-    const y = (/** @type {number} */ pitch) => TOP + (HIGHEST + 2 - pitch) * step;
+    const from = now - SHOWN_SECONDS * PAST_SHARE;
+    const x = (/** @type {number} */ at) => ((at - from) / SHOWN_SECONDS) * width;
+    const step = (height - TOP_PIXELS) / (HIGHEST - LOWEST + 5);
+    const y = (/** @type {number} */ pitch) => TOP_PIXELS + (HIGHEST + 2 - pitch) * step;
     context.clearRect(0, 0, width, height);
     context.fillStyle = colours.sheet;
     for (let pitch = LOWEST - 2; pitch <= HIGHEST + 2; pitch++) {
@@ -51,7 +51,7 @@ export class Roll {
     }
     for (const line of this.lines) {
       context.fillStyle = line.kind === "fermata" ? colours.ink : colours.line;
-      if (line.kind === "fermata") drawFermata(context, x(line.at), TOP - 5, colours.ink);
+      if (line.kind === "fermata") drawFermata(context, x(line.at), TOP_PIXELS - 5, colours.ink);
       else context.fillRect(Math.round(x(line.at)), 0, line.kind === "piece" ? 2.5 : 1, height);
     }
     for (const note of this.notes) {

@@ -12,7 +12,7 @@ const FERMATA = "fermata";
 const BEATS = ["|", "2", "3", "4"];
 const PARTS_OF_A_BEAT = [".e", ".&", ".a"];
 const PAUSE = TICKS; // ticks of silence between two pieces
-const HELD = 1.7; // a beat with a fermata is so much longer
+const FERMATA_FACTOR = 1.7; // a beat with a fermata is so much longer
 const NOTE = /^([SATB])(-|\d{2})$/;
 
 /**
@@ -106,7 +106,7 @@ export class Performer {
   /** @param {Event} last @param {number} ticks @returns {Slice} */
   #until(last, ticks) {
     return {
-      seconds: ticks * (60 / this.tempo / TICKS) * (last.fermata ? HELD : 1),
+      seconds: ticks * (60 / this.tempo / TICKS) * (last.fermata ? FERMATA_FACTOR : 1),
       pitches: [...this.#pitches],
       begins: [...last.pitches].filter(([, pitch]) => pitch !== null).map(([voice]) => voice),
       bar: last.bar,

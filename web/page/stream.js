@@ -6,8 +6,8 @@ import { changeTo } from "./changes.js";
 
 /** @typedef {import("./back-end.d.ts").BackEnd} BackEnd @typedef {import("./back-end.d.ts").Handle} Handle */
 
-const NOTED = 1500; // tokens of the text that go into a note
-const CONTEXT = 256; // characters before the shown text from which its first tokens are encoded
+const MAX_NOTE_TOKENS = 1500; // tokens of the text that go into a note
+const CONTEXT_CHARACTERS = 256; // characters before the shown text from which its first tokens are encoded
 const FIRST = ["end_of_document", "beginning", "end_of_line"]; // what a text without a beginning follows on
 
 /** What cannot be done, in one sentence. `code`: a word for programs, from a server. */
@@ -162,7 +162,7 @@ export class Stream {
     this.ids = this.ids.slice(count);
     this.bits = this.bits.slice(count);
     this.ends = this.ends.slice(count).map((end) => end - cut);
-    this.context = (this.context + this.text.slice(0, cut)).slice(-CONTEXT);
+    this.context = (this.context + this.text.slice(0, cut)).slice(-CONTEXT_CHARACTERS);
     this.text = this.text.slice(cut);
     this.lead = Math.max(0, this.lead - count);
     this.given = Math.max(0, this.given - count);
@@ -180,7 +180,7 @@ export class Stream {
     stream.file = file ?? null;
     if (!fitting) return stream;
     stream.#set({ ...note, bits: note.bits.map((/** @type {number | null} */ bits) => bits ?? NaN) });
-    stream.context = stream.context.slice(-CONTEXT);
+    stream.context = stream.context.slice(-CONTEXT_CHARACTERS);
     stream.given = stream.ids.length;
     if (file) stream.inFile = stream.sameAsFile = stream.ids.length;
     stream.base -= stream.ids.length;
@@ -190,7 +190,7 @@ export class Stream {
 
   /** What the page wants to know when it opens this stream again: the end of the text. */
   note() {
-    const from = wholeTokens(this.ends, Math.max(0, this.ids.length - NOTED));
+    const from = wholeTokens(this.ends, Math.max(0, this.ids.length - MAX_NOTE_TOKENS));
     const cut = this.ends[from - 1] ?? 0;
     return {
       page: 1,
@@ -198,7 +198,7 @@ export class Stream {
       parent: this.parent,
       position: this.position,
       text: this.text.slice(cut),
-      context: (this.context + this.text.slice(0, cut)).slice(-CONTEXT),
+      context: (this.context + this.text.slice(0, cut)).slice(-CONTEXT_CHARACTERS),
       lead: Math.max(0, this.lead - from),
       ids: this.ids.slice(from),
       ends: this.ends.slice(from).map((end) => end - cut),

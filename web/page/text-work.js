@@ -5,10 +5,10 @@ import { TextView } from "./text-view.js";
 import { commonLength } from "./tokens.js";
 import { button, fail, hideError, linkOf, part, say, settings } from "./side.js";
 
-const SHOWN = 4000; // tokens; of a longer text the beginning leaves the page
-const LEAVING = 1000; // of them at a time
-const TYPED = 20_000; // tokens that are shown of a text that was typed or pasted
-const TYPING = 60; // milliseconds without a key, after which what was typed is computed
+const MAX_SHOWN_TOKENS = 4000; // tokens; of a longer text the beginning leaves the page
+const LEAVING_TOKENS = 1000; // of them at a time
+const MAX_TYPED_TOKENS = 20_000; // tokens that are shown of a text that was typed or pasted
+const TYPING_PAUSE_MS = 60; // milliseconds without a key, after which what was typed is computed
 const LONGEST_LINK = 8000; // characters
 const OPENING = { seed: 4 }; // what a visitor finds
 // How a text begins if nothing was typed; a model that was not trained on stories begins one by itself.
@@ -20,7 +20,7 @@ const BEGINNINGS = [
   "One day a fox met a",
   "In the middle of the forest stood",
 ];
-const UNLIKELY = 2.5; // bits per character of a beginning that the model would not write
+const UNLIKELY_BITS = 2.5; // bits per character of a beginning that the model would not write
 
 export class TextWork {
   /** @param {import("./back-end.d.ts").BackEnd} backEnd @param {import("./side.js").Side} side */
@@ -103,7 +103,7 @@ export class TextWork {
   async #tell(beginning, settings) {
     await this.write({ text: beginning }).catch(() => {}); // the vocabulary may lack a letter
     const bits = this.stream.bits.slice(1).reduce((sum, each) => sum + each, 0);
-    if (!(bits < UNLIKELY * this.stream.text.length)) await this.#clear();
+    if (!(bits < UNLIKELY_BITS * this.stream.text.length)) await this.#clear();
     await this.go(settings);
     if (this.origin) this.origin.untouched = true;
   }
@@ -261,8 +261,8 @@ export class TextWork {
     const { stream, view } = this;
     if (this.typing) return;
     view.grow(stream);
-    if (stream.ids.length > SHOWN + LEAVING)
-      this.#shorten(Math.max(LEAVING, stream.ids.length - SHOWN - LEAVING));
+    if (stream.ids.length > MAX_SHOWN_TOKENS + LEAVING_TOKENS)
+      this.#shorten(Math.max(LEAVING_TOKENS, stream.ids.length - MAX_SHOWN_TOKENS - LEAVING_TOKENS));
     this.#show();
   }
 
@@ -285,7 +285,8 @@ export class TextWork {
     this.view.finish("");
     this.view.typed(commonLength(this.stream.text, this.area.value), this.stream);
     clearTimeout(this.timer);
-    this.timer = setTimeout(() => this.#computeTyped().catch((error) => this.#failed(error)), TYPING);
+    const compute = () => this.#computeTyped().catch((error) => this.#failed(error));
+    this.timer = setTimeout(compute, TYPING_PAUSE_MS);
   }
 
   /** Computes what was typed and not computed yet. @param {AbortSignal} [signal] */
@@ -301,7 +302,7 @@ export class TextWork {
       view.show(stream, from);
       if (this.area.value !== text)
         return void view.typed(commonLength(stream.text, this.area.value), stream);
-      if (stream.ids.length > TYPED) this.#shorten(stream.ids.length - TYPED);
+      if (stream.ids.length > MAX_TYPED_TOKENS) this.#shorten(stream.ids.length - MAX_TYPED_TOKENS);
       this.typing = false;
       hideError();
       this.#show();

@@ -2,10 +2,10 @@
 import { XLExportError, refuseStopped, shown } from "./errors.js";
 import { logSumExp } from "./text/sampler.js";
 
-const FIRST = 16; // tokens of the first segment of a long text, from which its speed is known
-const LONGEST = 40; // milliseconds of a segment, so that a signal is heard in time
+const FIRST_TOKENS = 16; // tokens of the first segment of a long text, from which its speed is known
+const MAX_SEGMENT_MS = 40; // milliseconds of a segment, so that a signal is heard in time
 const IMPOSSIBLE = 9999; // nats, as in Python (runtimes/base/logits.py)
-const PAUSE_AFTER = 12; // milliseconds of work, so that a page stays responsive
+const PAUSE_AFTER_MS = 12; // milliseconds of work, so that a page stays responsive
 
 /**
  * Feeds tokens to the one stream of a memory. Under the mask `same-length` segments are as long as they can
@@ -22,7 +22,7 @@ const PAUSE_AFTER = 12; // milliseconds of work, so that a page stays responsive
 export async function feed(stepper, tokens, memory, { signal, targets, each } = {}) {
   const { segment: longest, mask } = stepper.spec.rule;
   const pause = pauses();
-  let length = mask === "same-length" ? Math.min(FIRST, longest) : longest;
+  let length = mask === "same-length" ? Math.min(FIRST_TOKENS, longest) : longest;
   // What follows an earlier token is no answer to a text that is stopped or fails before its end.
   if (tokens.length) memory.last = null;
   for (let at = 0; at < tokens.length;) {
@@ -45,15 +45,15 @@ export async function feed(stepper, tokens, memory, { signal, targets, each } = 
 
 /** @param {number} length @param {number} milliseconds @param {number} longest */
 function nextLength(length, milliseconds, longest) {
-  if (milliseconds > LONGEST && length > 1) return Math.ceil(length / 2);
-  return milliseconds < LONGEST / 4 ? Math.min(2 * length, longest) : length;
+  if (milliseconds > MAX_SEGMENT_MS && length > 1) return Math.ceil(length / 2);
+  return milliseconds < MAX_SEGMENT_MS / 4 ? Math.min(2 * length, longest) : length;
 }
 
 /** A function to call between steps: now and then it waits one turn of the event loop, to hear a signal. */
 export function pauses() {
   let last = performance.now();
   return async () => {
-    if (performance.now() - last < PAUSE_AFTER) return;
+    if (performance.now() - last < PAUSE_AFTER_MS) return;
     await turn();
     last = performance.now();
   };

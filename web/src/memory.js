@@ -2,7 +2,7 @@
 import { XLExportError, shown } from "./errors.js";
 
 const MOST_ROWS = 2 ** 16;
-const TAIL = 16; // tokens of the first stream that are kept, from which its text continues
+const TAIL_TOKENS = 16; // tokens of the first stream that are kept, from which its text continues
 
 /** @typedef {import("./engine/session.js").Engine} Engine */
 
@@ -83,7 +83,7 @@ export class Memory {
 
   /** Notes the latest tokens of the first stream. @param {number[]} tokens */
   saw(tokens) {
-    this.tail = [...this.tail, ...tokens].slice(-TAIL);
+    this.tail = [...this.tail, ...tokens].slice(-TAIL_TOKENS);
     if (this.positions[0] > this.furthest) this.furthest = this.positions[0];
   }
 

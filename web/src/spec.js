@@ -18,7 +18,7 @@ export const SPEC = "spec.json";
 export const GRAPH = "step.onnx";
 export const WEIGHTS = "weights.bin";
 export const SAMPLING = "sampling.json";
-const AGAIN = "copy the whole folder again, or export the artefact again";
+const FIX_COPY = "copy the whole folder again, or export the artefact again";
 const MOST_BYTES = 2 ** 31; // of the memory of one stream; WebAssembly has 4 GiB in all
 
 /**
@@ -39,13 +39,13 @@ export async function readSpec(bytes, where) {
   // The digest must come last: it covers only the bytes before it.
   const last = !text.includes(",", end);
   if (!last || spec.digest !== (await sha256(new TextEncoder().encode(text.slice(0, end))))) {
-    throw new XLExportError(`${where} was altered: its digest does not match its content; ${AGAIN}.`);
+    throw new XLExportError(`${where} was altered: its digest does not match its content; ${FIX_COPY}.`);
   }
   for (const tensor of [...spec.inputs, ...spec.outputs])
     for (const key of ["ids", "present", "when"]) if (tensor[key] === null) delete tensor[key];
   spec.state = spec.inputs.filter((/** @type {any} */ tensor) => tensor.present);
   const wrong = contradiction(spec);
-  if (wrong) throw new XLExportError(`${where} contradicts itself: ${wrong}; ${AGAIN}.`);
+  if (wrong) throw new XLExportError(`${where} contradicts itself: ${wrong}; ${FIX_COPY}.`);
   if (!spec.fixed_tokens.length) delete spec.fixed_tokens;
   return { spec, identity: await sha256(bytes) };
 }

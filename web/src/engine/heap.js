@@ -35,7 +35,7 @@ import { typeOf } from "./session.js";
  */
 
 const CPU = 1;
-const KEPT = 4; // sets of buffers for steps of one shape, the latest ones
+const MAX_PLANS = 4; // sets of buffers for steps of one shape, the latest ones
 
 export class HeapEngine {
   /**
@@ -191,7 +191,7 @@ export class HeapEngine {
     const key = this.given.map((name) => inputs[name].shape).join(" ");
     let plan = this.plans.get(key);
     if (plan) return plan;
-    if (this.plans.size >= KEPT) {
+    if (this.plans.size >= MAX_PLANS) {
       const [oldest, old] = /** @type {[string, {slots: Slot[], answers: Slot[]}]} */ (
         this.plans.entries().next().value
       );

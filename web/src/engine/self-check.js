@@ -10,8 +10,8 @@ import { TensorEngine } from "./tensors.js";
 /** @typedef {import("./session.js").Engine} Engine */
 
 /** Tokens of the reference, more than its first segment: the later ones read what a step has written. */
-const TOKENS = 17;
-const SAME = 1e-4; // between memory in place and copies, as in the reference: both run one session
+const CHECKED_TOKENS = 17;
+const TOLERANCE = 1e-4; // between memory in place and copies, as in the reference: both run one session
 
 /**
  * An engine over the sessions of an artefact's graphs, and why it copies the memory where it does.
@@ -41,7 +41,7 @@ export async function chooseEngine(
       await answers(copies, spec, reference),
     ];
     const worst = Math.max(...mine.map((value, i) => Math.abs(value - copied[i])));
-    if (!(worst <= SAME)) throw new Error(`it differs from copies by ${worst.toPrecision(2)}`);
+    if (!(worst <= TOLERANCE)) throw new Error(`it differs from copies by ${worst.toPrecision(2)}`);
     return { engine, reason: null };
   } catch (error) {
     /** @type {any} */ (engine)?.free?.(); // the copies go on with its sessions
@@ -69,7 +69,7 @@ async function answers(engine, spec, reference) {
   const { batch } = reference;
   const memory = new Memory(engine, await engine.create(batch), "", new BigInt64Array(batch));
   try {
-    const found = await replay(new Stepper(engine, spec), reference, memory, { most: TOKENS });
+    const found = await replay(new Stepper(engine, spec), reference, memory, { most: CHECKED_TOKENS });
     return found.flatMap((differences) => [...differences]);
   } finally {
     await memory.dispose();

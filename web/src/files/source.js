@@ -16,7 +16,7 @@ import { MissingError, StoppedError, XLExportError, firstLine, refuseStopped, sh
  * error.
  */
 
-const LARGEST = 2 ** 32; // bytes; WebAssembly has no more memory
+const MAX_FILE_BYTES = 2 ** 32; // bytes; WebAssembly has no more memory
 const HINT = "give the address of the artefact's folder, which has a spec.json";
 
 /**
@@ -67,7 +67,7 @@ export function inNode() {
 function web(url, hint) {
   return {
     name: url.href,
-    async read(file, { onBytes, most = LARGEST, signal } = {}) {
+    async read(file, { onBytes, most = MAX_FILE_BYTES, signal } = {}) {
       const address = new URL(file, url);
       address.search = url.search;
       refuseStopped(signal);
@@ -136,7 +136,7 @@ function folder(place) {
   }
   return {
     name,
-    async read(file, { onBytes, most = LARGEST, signal } = {}) {
+    async read(file, { onBytes, most = MAX_FILE_BYTES, signal } = {}) {
       refuseStopped(signal);
       const { constants, lstat, open } = await import("node:fs/promises");
       const { join } = await import("node:path");

@@ -13,7 +13,7 @@ import { bytesIn, correct, refuseUnknownParts } from "./library.js";
 /** @typedef {import("../../index.js").Vocabulary} Vocabulary */
 
 const FILE = "tokenizer.json";
-const PIECE = 2 ** 18; // characters of a text that the library encodes at a time
+const PIECE_CHARACTERS = 2 ** 18; // characters of a text that the library encodes at a time
 
 /**
  * @param {any} data @param {string} where @param {(file: string) => Promise<Uint8Array>} read
@@ -136,22 +136,22 @@ function refused(what, work) {
 
 /**
  * The text in pieces that end at the end of a line, where there is none in front of a blank, and where there
- * is none either after `PIECE` characters. They are the pieces that Python makes.
+ * is none either after `PIECE_CHARACTERS` characters. They are the pieces that Python makes.
  * @param {string} text
  */
 export function* pieces(text) {
-  if (text.length <= PIECE) return void (yield text);
+  if (text.length <= PIECE_CHARACTERS) return void (yield text);
   const characters = Array.from(text);
   let at = 0;
-  while (characters.length - at > PIECE) {
-    let end = at + PIECE;
+  while (characters.length - at > PIECE_CHARACTERS) {
+    let end = at + PIECE_CHARACTERS;
     const line = (/** @type {number} */ i) => characters[i - 1] === "\n" && !/\s/.test(characters[i] ?? " ");
     const blank = (/** @type {number} */ i) => characters[i] === " ";
     const last = (/** @type {(i: number) => boolean} */ fits, /** @type {number} */ from) => {
       for (let i = from; i > at + 1; i--) if (fits(i)) return i;
       return 0;
     };
-    end = last(line, at + PIECE - 1) || last(blank, at + PIECE - 1) || end;
+    end = last(line, at + PIECE_CHARACTERS - 1) || last(blank, at + PIECE_CHARACTERS - 1) || end;
     yield characters.slice(at, end).join("");
     at = end;
   }

@@ -14,7 +14,7 @@ import { Asker, unpacked } from "./channel.js";
  * @typedef {import("../../index.js").Piece} Piece
  */
 
-const BATCH = 16; // milliseconds of work whose pieces come in one message
+const BATCH_MS = 16; // milliseconds of work whose pieces come in one message
 
 /**
  * A model that runs in a worker of its own.
@@ -159,7 +159,7 @@ class WorkerModel {
    * @param {any} prompt @param {import("../../index.js").GenerateOptions} [given]
    * @returns {AsyncGenerator<Piece, void, void>}
    */
-  async *generate(prompt, { memory, signal, batchMilliseconds = BATCH, ...options } = {}) {
+  async *generate(prompt, { memory, signal, batchMilliseconds = BATCH_MS, ...options } = {}) {
     const handle = memory === undefined ? undefined : ofMemory(memory, this.asker);
     const text = await this.asker.ask("generate", { prompt, options, memory: handle?.id }, { signal });
     try {
