@@ -29,6 +29,7 @@ from xl_export.adapters import (
     from_ppo_trxl,
     from_recurrent_memory,
     from_rllib,
+    from_rwkv,
     from_torchrl,
     from_x_transformers,
 )
@@ -340,6 +341,7 @@ def made(kind: str, **attributes: Any) -> nn.Module:
 
 
 ATTENTION = made("Decoder", dim=8, layers=made("Attention", num_mem_kv=2))
+HALF = {"emb.weight": torch.zeros(2, 2, dtype=torch.float16)}
 ON = {"always_have_read_memories": True, "causal": True, "use_custom_causal_attn_mask": True}
 
 
@@ -372,6 +374,9 @@ ON = {"always_have_read_memories": True, "causal": True, "use_custom_causal_attn
             made("Agent", actor_branches=1, recurrent=nn.GRUCell(2, 2)),
             "recurrent",
         ),
+        (from_rwkv, made("RWKV", forward_one=None), "is not RWKV-7; set RWKV_V7_ON=1"),
+        (from_rwkv, made("RWKV", generate_zero_state=None, _c=None), "set PYTORCH_JIT=0"),
+        (from_rwkv, made("RWKV", generate_zero_state=None, z=HALF), "is float16 on cpu, .*cpu fp32"),
     ],
 )
 def test_an_option_that_an_adapter_does_not_know_is_refused_by_name(

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import os
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +33,7 @@ from xl_export.adapters import (
     from_ppo_trxl,
     from_recurrent_memory,
     from_rllib,
+    from_rwkv,
     from_torchrl,
     from_x_transformers,
 )
@@ -256,6 +259,34 @@ def mamba() -> Peer:
     return Peer(Mamba(net), Stream(call, 1), 1)
 
 
+def rwkv() -> Peer:
+    """RWKV-7 with random weights, by the names that the package expects."""
+    if os.environ.get("PYTORCH_JIT") != "0":
+        pytest.skip("rwkv compiles itself; set PYTORCH_JIT=0, as `make test-peers` does")
+    heads, width, layers, low = 2, 8, 2, 4
+    D = heads * width
+    sizes: dict[str, tuple[int, ...]] = {"emb.weight": (V, D), "head.weight": (V, D)}
+    norms = ["ln_out", "blocks.0.ln0"]
+    for layer in range(layers):
+        att, ffn = (f"blocks.{layer}.{part}." for part in ("att", "ffn"))
+        norms += [f"blocks.{layer}.ln1", f"blocks.{layer}.ln2", f"{att}ln_x"]
+        vectors = ("x_r", "x_w", "x_k", "x_v", "x_a", "x_g", "w0", "a0", "v0", "k_k", "k_a")
+        sizes |= {f"{att}{name}": (1, 1, D) for name in vectors}
+        for name in "wavg":
+            sizes |= {f"{att}{name}1": (D, low), f"{att}{name}2": (low, D)}
+        sizes |= {f"{att}{name}.weight": (D, D) for name in ("receptance", "key", "value", "output")}
+        sizes |= {f"{att}r_k": (heads, width), f"{ffn}x_k": (1, 1, D)}
+        sizes |= {f"{ffn}key.weight": (4 * D, D), f"{ffn}value.weight": (D, 4 * D)}
+    sizes |= {f"{norm}.{part}": (D,) for norm in norms for part in ("weight", "bias")}
+    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, RWKV_V7_ON="1"):
+        torch.save({name: 0.3 * torch.randn(size) for name, size in sizes.items()}, f"{folder}/tiny.pth")
+        from rwkv.model import RWKV
+
+        model = RWKV(f"{folder}/tiny", "cpu fp32")
+    module = from_rwkv(model)
+    return Peer(module, Stream(module.original, 1), 1)
+
+
 PEERS: dict[str, tuple[str, Callable[[], Peer]]] = {
     "T5": ("x_transformers", lambda: x_transformers(rel_pos_bias=True)),
     "rotary": ("x_transformers", lambda: x_transformers(rotary_pos_emb=True)),
@@ -299,6 +330,7 @@ PEERS: dict[str, tuple[str, Callable[[], Peer]]] = {
     ),
     "XLNet": ("transformers", xlnet),
     "Mamba": ("transformers", mamba),
+    "RWKV-7": ("rwkv", rwkv),
 }
 
 
