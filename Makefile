@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
-# PyPI's torch for Linux brings NVIDIA's packages. Without a GPU its CPU build is taken, where PyTorch's own index answers.
+# PyPI's torch for Linux brings NVIDIA's packages. Without a GPU its CPU build is taken, if PyTorch's own index answers.
 TORCH_CPU = https://download.pytorch.org/whl/cpu
 ANSWERS = $(PYTHON) -c "from urllib.request import urlopen; urlopen('$(TORCH_CPU)/torch/', timeout=5)" >/dev/null 2>&1
 WITHOUT_GPU = test "$$(uname)" = Linux && ! command -v nvidia-smi >/dev/null
@@ -20,7 +20,7 @@ demo: $(DEMO_READY)
 test: $(READY)
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
-# all combinations and long runs of which `make test` has a part; `make test-slow TESTS=tests/cpp` runs those of a folder
+# all combinations and long runs of which `make test` has a part; `make test-slow TESTS=tests/cpp` runs the tests of a folder
 TESTS ?= tests
 test-slow: $(READY)
 	$(BIN)/python -m pytest $(TESTS) -m slow -n auto --maxprocesses 4 --dist loadfile

@@ -30,7 +30,7 @@ def open_graph(
 ) -> onnxruntime.InferenceSession:
     """A model, as a file or serialised, on ONNX Runtime's CPU provider.
 
-    library: of the fused operator, where the graph contains it.
+    library: of the fused operator, if the graph contains it.
     """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3

@@ -1,4 +1,4 @@
-"""Sizes of the models that are measured: named ones, and those of a file."""
+"""Sizes of the models that are measured, by name or from a file."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
 
 A row whose request is answered is given to the next request: its position is set to 0, and nothing has to
 be cleared. Rows without a request are fed padding at a negative position, which nothing ever sees. At the
-end the program answers each request alone, in a batch of one, and compares the answers.
+end the program answers each request by itself, in a batch of one, and compares the answers.
 """
 
 import sys
@@ -58,5 +58,5 @@ for prompt, answer in zip(REQUESTS, together, strict=True):
     print(f"{prompt!r} -> {answer!r}")
 alone = [serve(session, (prompt,), 1)[0] for prompt in REQUESTS]
 if together != alone:
-    sys.exit(f"the answers differ from those alone: {alone}")
-print("every request got the same answer as alone")
+    sys.exit(f"the answers differ from a batch of one: {alone}")
+print("every request got the same answer as in a batch of one")

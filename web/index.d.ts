@@ -215,11 +215,11 @@ export interface Piece {
 
 export interface Facts {
   device: string;
-  /** Why it is not the device that was asked for; null where it is. */
+  /** Why it is not the device that was asked for; null if it is. */
   deviceReason: string | null;
   /** `in place`, `copied` or `GPU buffers`. */
   memory: string;
-  /** Why the memory is copied; null where it is not. */
+  /** Why the memory is copied; null if it is not. */
   memoryReason: string | null;
   threads: number;
   /** Why there are fewer threads than were asked for. */

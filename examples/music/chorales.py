@@ -115,7 +115,7 @@ def _bar_lines(measures: list[Any]) -> list[int]:
 
 
 def transpositions(score: Score, ranges: dict[int, tuple[int, int]]) -> list[Score]:
-    """Returns the piece in every key, from 6 semitones below to 5 above, where all voices stay in `ranges`.
+    """Returns the piece in each key, 6 semitones below to 5 above, in which all voices stay in `ranges`.
 
     ranges: the lowest and highest pitch of each voice.
     """
@@ -141,7 +141,7 @@ def transpositions(score: Score, ranges: dict[int, tuple[int, int]]) -> list[Sco
 
 
 def pitch_ranges(scores: list[Score]) -> dict[int, tuple[int, int]]:
-    """Returns the lowest and highest pitch of each voice; raises ValueError where one has no token."""
+    """Returns the lowest and highest pitch of each voice; raises ValueError if one has no token."""
     ranges = {}
     for voice, letter in enumerate(VOICES):
         pitches = [note.pitch for score in scores for note in score.notes if note.voice == voice]

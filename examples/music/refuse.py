@@ -34,7 +34,7 @@ def refusals() -> Iterator[None]:
 
 
 def prepared_part(sources: Path, part: str) -> Path:
-    """The file of ids of a part that `prepare.py` wrote; raises UserError where there is none."""
+    """The file of ids of a part that `prepare.py` wrote; raises UserError if there is none."""
     if not (path := sources / f"{part}.jsonl").is_file():
         raise UserError(f"there is no {path}; give --sources the folder that prepare.py kept ids in.")
     return path

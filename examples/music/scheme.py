@@ -5,8 +5,8 @@ Time goes in beats (quarter notes) and in four ticks a beat (sixteenth notes). A
     4/4 key-1  4 S65 A60 T57 B53  | S69 A65 T60 B53 .& B52  2 fermata S67 A64 T60 B48  3  4  end
 
 - `4/4` or `3/4` is the metre, and `key-1` the key signature (one flat). They open a piece.
-- `|`, `2`, `3` and `4` go on to the next beat, which is this one of its bar. Every beat is written.
-- `.e`, `.&` and `.a` go on to the second, third or fourth sixteenth of the beat, where a note begins there.
+- `|`, `2`, `3` and `4` move to the next beat, which is this one of its bar. Every beat is written.
+- `.e`, `.&` and `.a` move to the second, third or fourth sixteenth of the beat, if a note begins there.
 - `fermata` says that the chord which begins here ends a phrase.
 - `S67` begins a note in the soprano, of MIDI pitch 67. It lasts until the next `S…`; `S-` is silence.
 - `end` moves to the next beat and ends the piece.

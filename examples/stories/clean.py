@@ -16,13 +16,13 @@ FRONT = re.compile(
 )
 BACK = re.compile(r"^(notes\b|appendix|footnotes|glossary|transcriber|index\b|the end\b|bibliography)", re.I)
 CAPTION = re.compile(r"^[\"'‘]|line-art|drawing|^[^a-z]*$|frontispiece", re.I)
-# Without "chapter", a Roman numeral is a number only before a mark or alone: "Civil War" begins with none.
+# Without "chapter", a Roman numeral is a number if a mark follows or it is isolated: "Civil War" has none.
 NUMBER = re.compile(
     r"^(((chapter|story|part)\s+[ivxlc]+|((chapter|story|part)\s+)?\d+)[.:]?(\s*[-:]\s*|\s+|$)"
     r"|[ivxlc]+([.:]\s*([-:]\s*)?|\s*-+\s*|$))",
     re.I,
 )
-# Old books speak of peoples in words that nobody should learn to repeat; such a paragraph is left out.
+# Old books speak of peoples in words that no model should learn to repeat; such a paragraph is left out.
 LEFT_OUT = re.compile(
     r"\b(nigger|negro|negress|darky|darkie|blackamoor|jew|jewess|jewish|savages|hottentot)(s|es)?\b", re.I
 )
@@ -99,13 +99,13 @@ def _body(lines: list[str]) -> list[str]:
 def _between(lines: list[str], begin: str, end: str) -> list[str]:
     found = [i for i, line in enumerate(lines) if line.strip() == begin] if begin else [0]
     if not found:
-        raise ValueError(f"the book has no line {begin!r}, where its stories begin")
+        raise ValueError(f"the book has no line {begin!r}, with which its stories begin")
     first = found[-1]
     if not end:
         return lines[first:]
     last = [i for i, line in enumerate(lines) if i > first and line.strip() == end]
     if not last:
-        raise ValueError(f"the book has no line {end!r}, where its stories end")
+        raise ValueError(f"the book has no line {end!r}, with which its stories end")
     return lines[first : last[0]]
 
 

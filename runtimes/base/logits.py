@@ -45,7 +45,7 @@ def _of_one_token(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
 
 def log_sum_exp(logits: np.ndarray) -> np.ndarray:
-    """log of the sum of exponentials over the last axis; NaN, without a warning, where one is NaN or +inf."""
+    """log of the sum of exponentials over the last axis; NaN, without a warning, if any is NaN or +inf."""
     top = np.maximum.reduce(logits, axis=-1, keepdims=True)
     with np.errstate(invalid="ignore"):
         weights = np.subtract(logits, top)

@@ -55,9 +55,9 @@ def read_lines(
 ) -> Iterator[Line]:
     """Yields the lines of an input, such as `byte_lines` gives, one by one.
 
-    form: `lines` for one text a line, where an empty line is an empty text; `jsonl` for JSON, where empty
-    lines are skipped. None decides by the first line that is not empty: it is JSON where it is an object, a
-    list or a string in quotation marks. name: of the file, for messages. first: the number of the first line.
+    form: `lines` for one text a line, an empty line being an empty text; `jsonl` for JSON, whose empty lines
+    are skipped. None decides by the first line that is not empty: it is JSON if it is an object, a list or a
+    string in quotation marks. name: of the file, for messages. first: the number of the first line.
 
     Raises TextError with the number of the line for one that is not UTF-8 or not of this form.
     """
@@ -170,8 +170,8 @@ def read_prompts(
     """All prompts of a command, in this order: texts, sequences of ids, and the lines of a file.
 
     form: of the file, as in `read_lines`; lines without any symbol are skipped. vocab: which must have the
-    symbols and ids of the file. Raises TextError, which names the option or the line, where one cannot be
-    read, or where there is none.
+    symbols and ids of the file. Raises TextError, which names the option or the line, if one cannot be
+    read, or if there is none.
     """
     prompts: list[Prompt] = [*texts, *(parse_ids(text, what="--prompt-ids") for text in ids)]
     if file is not None:

@@ -82,7 +82,7 @@ def score_command(
 ) -> None:
     """Score independent texts with the artefact or run at PATH.
 
-    The input has one text a line, or a line of JSON for each: an object with text or ids and, where wanted,
+    The input has one text a line, or a line of JSON for each: an object with text or ids and, if wanted,
     id, context, group and score; or a string; or a list of token ids. Each text starts with empty memory, or
     after its context.
 
@@ -117,7 +117,7 @@ def score_command(
 class Totals:
     """What was scored so far.
 
-    vocab: None where totals of others are added, which know whether unknown words are counted.
+    vocab: None if totals of others are added, which know whether unknown words are counted.
     text_log_prob: of the texts whose size is known; the size of a text given as ids is not.
     """
 

@@ -41,7 +41,7 @@ def new_memory(session: Session, batch: int) -> Memory:
 def checked_targets(
     session: Session, targets: np.ndarray, tokens: np.ndarray, lengths: np.ndarray | None = None
 ) -> np.ndarray:
-    """`targets` as a contiguous int64 array of the shape of `tokens`; raises StreamError where they do not
+    """`targets` as a contiguous int64 array of the shape of `tokens`; raises StreamError if they do not
     fit, and where one is wanted beyond the length of its row.
     """
     targets = as_array(targets)
@@ -88,9 +88,9 @@ def checked_ids(ids: Any, size: int, *, what: str) -> np.ndarray:
 
 
 def checked_lengths(lengths: np.ndarray | None, tokens: np.ndarray) -> np.ndarray | None:
-    """`lengths` as an int64 array [B] for tokens [B, T]; None where every row has all of its tokens.
+    """`lengths` as an int64 array [B] for tokens [B, T]; None if every row has all of its tokens.
 
-    Raises StreamError where they do not fit.
+    Raises StreamError if they do not fit.
     """
     if lengths is None or np.ndim(tokens) != 2:  # such tokens are refused by `checked_tokens`
         return None
@@ -120,7 +120,7 @@ def last_fed(lengths: np.ndarray | None, tokens: np.ndarray) -> np.ndarray:
 
 
 def checked_tokens(session: Session, tokens: np.ndarray, memory: Memory) -> np.ndarray:
-    """`tokens` as a contiguous int64 array [B, T]; raises StreamError where they or the memory do not fit."""
+    """`tokens` as a contiguous int64 array [B, T]; raises StreamError if they or the memory do not fit."""
     tokens = as_array(tokens)
     if tokens.ndim != 2 or tokens.dtype.kind not in "iu":
         raise StreamError(
@@ -144,14 +144,14 @@ def tokens_by_name(inputs: dict[str, Any]) -> Any:
 def checked_inputs(session: Session, spec: Spec, inputs: Any, memory: Memory) -> dict[str, np.ndarray]:
     """The inputs of a step that is no language model, as contiguous arrays of the types of the spec.
 
-    Raises StreamError where they or the memory do not fit.
+    Raises StreamError if they or the memory do not fit.
     """
     _refuse_foreign(session, memory)
     return fitting_inputs(session, spec, inputs, memory)
 
 
 def fitting_inputs(session: Session, spec: Spec, inputs: Any, memory: Memory) -> dict[str, np.ndarray]:
-    """The same for a memory that is known to be one of the session's; raises StreamError where the inputs do
+    """The same for a memory that is known to be one of the session's; raises StreamError if the inputs do
     not fit.
     """
     wanted = spec.signature[0][:-1]  # the session adds the positions
@@ -209,7 +209,7 @@ def as_array(values: Any) -> np.ndarray:
 
 
 def _refuse_foreign(session: Session, memory: Memory) -> None:
-    """Raises StreamError where a memory is not one of the session's."""
+    """Raises StreamError if a memory is not one of the session's."""
     if memory.owner.artefact != session.identity:
         raise StreamError(
             f"the memory belongs to artefact {memory.owner.artefact:.12} and this session runs "
@@ -264,7 +264,7 @@ def value_outside(values: np.ndarray, least: int, most: int) -> int | None:
 
 
 def check_memory(session: Session, memory: Memory) -> None:
-    """Raises StreamError where a memory's arrays or its positions do not fit the session.
+    """Raises StreamError if a memory's arrays or its positions do not fit the session.
 
     Names, types in this machine's byte order, and shapes must be the session's. Every array must be writeable
     and hold its own bytes, because a step writes into it: a view or a map of a file would change something

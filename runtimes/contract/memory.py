@@ -38,7 +38,7 @@ class DeviceTensor(ABC):
 
     @abstractmethod
     def clear(self, rows: np.ndarray) -> None:
-        """Sets some rows to zero, where they are: what is bound to the array stays valid."""
+        """Sets some rows to zero in place: what is bound to the array stays valid."""
 
     @abstractmethod
     def rows(self, chosen: Sequence[int]) -> np.ndarray:
@@ -46,7 +46,7 @@ class DeviceTensor(ABC):
 
     @abstractmethod
     def write_rows(self, rows: Sequence[int], sources: Sequence[tuple[Any, int]]) -> None:
-        """Writes a row of another array into each of these rows, where they are. `sources` has the array, on
+        """Writes a row of another array into each of these rows, in place. `sources` has the array, on
         the host or on this device, and the row. Rows of this device are copied without the host.
         """
 
@@ -203,7 +203,7 @@ class Memory:
         what a session binds to it, so asking for it again is cheap; of many parts the MOST_PARTS that were
         used last are kept. A part and its whole are one memory for threads: see `in_use`. After the
         arrays of the whole were replaced, ask for the parts again. Raises StreamError for rows that are not
-        there, and for memory that lies on a device, where `select` and `replace` serve.
+        there, and for memory on a device; use `select` and `replace` there.
         """
         if self.whole is not None:
             self._refuse_beyond(first, last)
@@ -218,7 +218,7 @@ class Memory:
         self._refuse_broken()
         if any(isinstance(array, DeviceTensor) for array in self.tensors.values()):
             raise StreamError(
-                "the memory lies on a device, where its rows cannot be stepped in parts; use select() and "
+                "the memory is on a device, and its rows cannot be stepped in parts; use select() and "
                 "replace(), or a session on the CPU."
             )
         rows = slice(first, last)
@@ -314,8 +314,8 @@ class Memory:
         """Writes all rows of `other` into these rows, the first into rows[0] and so on.
 
         The arrays stay the same, so whatever a session has bound to them stays valid; a memory on a device is
-        downloaded, and uploaded again with its next step. Raises StreamError, and changes nothing, where a
-        row is named twice or is not there, and where the two memories do not fit together.
+        downloaded, and uploaded again with its next step. Raises StreamError, and changes nothing, if a
+        row is named twice or is not there, or if the two memories do not fit together.
         """
         refuse_no_memory(other)
         other = other.copy() if other._in_use is self._in_use else other
@@ -358,7 +358,7 @@ class Memory:
     def join(self, other: Memory) -> Memory:
         """A new memory with the rows of this one followed by the rows of `other`; both stay unchanged.
 
-        Raises StreamError where they do not belong to one artefact or run, or have more rows than a session
+        Raises StreamError if they do not belong to one artefact or run, or have more rows than a session
         or this machine can hold.
         """
         refuse_no_memory(other)
@@ -410,7 +410,7 @@ class Memory:
         refuse_batch(batch, row_bytes=row)
 
     def _refuse_broken(self) -> None:
-        """Raises StreamError where an array was exchanged for something that has no such rows."""
+        """Raises StreamError if an array was exchanged for something that has no such rows."""
         for name, array in [("positions", self.positions), *self.tensors.items()]:
             own = isinstance(array, DeviceTensor) or (isinstance(array, np.ndarray) and array.flags.writeable)
             if not own or array.shape[:1] != (self.batch,):
@@ -449,7 +449,7 @@ def _host_rows(array: np.ndarray | DeviceTensor, rows: np.ndarray) -> np.ndarray
 
 
 def refuse_no_memory(memory: object) -> None:
-    """Raises StreamError where the caller gave something else than a memory."""
+    """Raises StreamError if the caller gave something else than a memory."""
     if not isinstance(memory, Memory):
         raise StreamError(
             f"the memory is of type {type(memory).__name__}; use memory from start() or load_memory()."

@@ -25,7 +25,7 @@ def save_memory(memory: Memory, path: Path | str) -> None:
     """Writes the streams to a file, atomically. Streams from `load_memory` continue bit for bit.
 
     The file has the layout of safetensors, which other languages read and write too: see
-    docs/reference/saved-streams.md. Raises StreamError where a row that has begun holds values that are not
+    docs/reference/saved-streams.md. Raises StreamError if a row that has begun holds values that are not
     finite: it could not be loaded.
     """
     with memory.in_use(), atomic_file(Path(path)) as temporary, open(temporary, "wb") as stream:

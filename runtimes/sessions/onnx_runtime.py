@@ -47,7 +47,7 @@ FROM_MEMORY = "add_external_initializers_from_files_in_memory"
 WITHOUT_COPY = "session.use_external_initializer_file_buffers_directly"
 FORMAT = "session.load_model_format"
 # ONNX Runtime copies the matrices of each graph into the order in which it multiplies fastest. A single token
-# is as fast without, so of several graphs over one file of weights, that of one token uses its bytes.
+# is as fast without, so of several graphs over one file of weights, the one-token graph uses its bytes.
 AS_STORED = "session.disable_prepacking"
 # By default one thread copies them all. From 1.31 on the threads of the session can share that work; older
 # releases ignore the option.
@@ -114,7 +114,7 @@ class OrtSession(GraphSession):
 
         fused_graph: whether the artefact has a graph for the fused operator. fused_kernel_built: whether this
         machine has the operator. fused_kernel_variant: what its library was compiled for, `native` or the
-        name of the package's variant; null where there is none.
+        name of the package's variant; null if there is none.
         """
         spec = load_spec(folder)
         return describe_spec(spec, folder) | {
@@ -133,7 +133,7 @@ class OrtSession(GraphSession):
 
         kernel: `auto` takes the fused operator where the artefact has a graph for it and this machine has the
         operator: `xl-export fused-kernel` has built it, or the package's wheel holds it. Otherwise it takes
-        the standard operators. Raises ConfigError where `fused` cannot be had.
+        the standard operators. Raises ConfigError if `fused` cannot be had.
         """
         with read_artefact(folder) as (spec, contents):
             return cls.of(folder, spec, contents, threads=threads, kernel=kernel)

@@ -33,7 +33,7 @@ from runtimes.sessions.open import open_session
 WHOLE_SEGMENT = 1 << 30  # a segment as long as a step may have
 # What is fed before the streams of a reference begin; see `_replays`.
 LEADS: tuple[tuple[int, ...], ...] = ((), (WHOLE_SEGMENT,), (1,), (1, WHOLE_SEGMENT), (1, 1))
-MAX_SINGLE_TOKENS = 64  # tokens that are fed one by one, where segments are not taken
+MAX_SINGLE_TOKENS = 64  # tokens that are fed one by one, if segments are not accepted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +188,7 @@ def _compared(
     """Pairs of answers, the session's and the reference's, of one replay.
 
     batch: how many rows are fed; the reference's rows are repeated. single: whether the first tokens are
-    fed one by one, where no profile takes longer segments of so many rows. lead, whole: see `replay`.
+    fed one by one, because no profile takes longer segments of this many rows. lead, whole: see `replay`.
     """
     rows = np.arange(batch or len(reference.tokens)) % len(reference.tokens)
     tokens = reference.tokens[rows]

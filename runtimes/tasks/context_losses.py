@@ -33,7 +33,7 @@ def spread_positions(num_tokens: int, *, count: int, longest: int) -> np.ndarray
 
 
 def refuse_beyond_context(sessions: Sequence[Session], longest: int) -> None:
-    """Raises StreamError where no model of the group can see `longest` tokens at once.
+    """Raises StreamError if no model of the group can see `longest` tokens at once.
 
     A model that sees fewer takes part with what it can see, as the paper's Transformer does in Table 8.
     """

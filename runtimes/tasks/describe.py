@@ -131,7 +131,7 @@ def detail_lines(facts: dict[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def _fused_advice(facts: dict[str, Any]) -> str:
-    """What the reader should know about the fused operator; empty where nothing is to be said."""
+    """What the reader should know about the fused operator; empty if nothing is to be said."""
     if "fused_graph" not in facts:
         return ""
     if not facts["fused_graph"]:

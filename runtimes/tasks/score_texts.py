@@ -5,7 +5,7 @@ of a batch.
 
 The rows are padded on the right. What follows the last token of a stream is never seen by the tokens before
 it, in any form of memory. And each text is cut into segments at the places at which it is cut when it is
-scored alone, which matters under the full mask. Contexts are followed by texts, so their rows must end
+scored by itself, which matters under the full mask. Contexts are followed by texts, so their rows must end
 together: they are padded on the left, at negative positions.
 """
 
@@ -75,7 +75,7 @@ def score_texts(
     window: int = WINDOW_TOKENS,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Iterator[TextScore]:
-    """Yields the score of each text, in the order of the input, as if each were scored alone.
+    """Yields the score of each text, in the order of the input, as if each were scored by itself.
 
     The first token of a text is predicted from the last token of its context. Without context it is predicted
     from the beginning-of-text token with `bos`, and otherwise not at all. The context itself is not scored.
@@ -160,7 +160,7 @@ class _Scorer:
         """Batches that may be padded where padding changes no score."""
         if not lengths:
             return []
-        # If scores depend on the cuts, a stream must be cut where it is cut when it is fed alone, so a
+        # If scores depend on the cuts, a stream must be cut where it is cut when it is fed by itself, so a
         # context may not be padded on the left.
         paddable = self.session.rule.cuts_change_nothing or not contexts
         padding = self.session.pads_right and paddable
@@ -248,7 +248,7 @@ class BatchLimits:
     def of(cls, session: Session, *, rows: int | None = None) -> BatchLimits:
         """The limits that keep the arrays of a session's step within a few hundred MB.
 
-        rows: the largest number of rows, where the user gives one.
+        rows: the largest number of rows, if the user gives one.
         """
         if rows is None:
             rows = max(1, min(MAX_ROWS, STATE_BYTES // max(1, row_bytes(session.state))))

@@ -68,7 +68,7 @@ def sweep(
 
 
 def refuse_if_too_large(session: Session, *, rows: int, segment: int) -> None:
-    """Raises StreamError where a step of `rows` streams and `segment` tokens takes more memory than this
+    """Raises StreamError if a step of `rows` streams and `segment` tokens takes more memory than this
     machine has.
     """
     refuse_beyond_memory(

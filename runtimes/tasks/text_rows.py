@@ -225,7 +225,7 @@ def _size(
     size = predicted_size(ReadText(own, text), vocab)
     if size is None:
         return None
-    # A token may decode to more than it was made from, where the library normalises texts.
+    # A token may decode to more than it was made from, because the library may normalise texts.
     return TextSize(characters=max(0, size.characters), num_bytes=max(0, size.num_bytes))
 
 

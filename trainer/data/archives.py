@@ -65,7 +65,7 @@ def kind_of(path: Path) -> Kind | None:
         return "zip"
     if start[:2] == b"\x1f\x8b":
         return "gzip"
-    # The name alone could begin a text; the first block of the file, or its end, has a mark of its own.
+    # A text could begin with the name; the first block of the file, or its end, has a mark of its own.
     if start[:3] == b"BZh" and start[4:10] in (b"1AY&SY", b"\x17\x72\x45\x38\x50\x90"):
         return "bz2"
     if start[:6] == b"\xfd7zXZ\0":

@@ -69,7 +69,7 @@ def prepare_ids(
 def ids_vocab(size: int | None, *, names: Path | None, end_of_document: int | None) -> IdsVocab:
     """The vocabulary of ids from 0 to size - 1. names: a file with one name a line, or a JSON list of names.
 
-    The size may be None where names are given. Raises ConfigError where the three do not fit.
+    The size may be None if names are given. Raises ConfigError if the three do not fit.
     """
     listed = None if names is None else _names(names)
     if size is None and listed is None:

@@ -31,7 +31,7 @@ def learn_subwords(kind: SubwordKind, size: int, texts: Texts) -> SubwordVocab:
     """A vocabulary of at most `size` subwords, special tokens included, of the texts in pieces of whole
     lines.
 
-    All kinds but `wordpiece` give back a text as it was, white space included. Raises ConfigError where the
+    All kinds but `wordpiece` give back a text as it was, white space included. Raises ConfigError if the
     library cannot make a vocabulary of this size.
     """
     make: dict[SubwordKind, Callable[[int, Texts], bytes]] = {
@@ -197,7 +197,7 @@ def _content(tokenizer: Tokenizer) -> bytes:
 
 @contextmanager
 def _refused(kind: SubwordKind, size: int) -> Iterator[None]:
-    """Raises ConfigError where a library fails; `tokenizers` may panic, which is no subclass of Exception."""
+    """Raises ConfigError if a library fails; `tokenizers` may panic, which is no subclass of Exception."""
     try:
         yield
     except (UserError, ImportError, OSError):

@@ -202,7 +202,7 @@ class LearnedSpans:
 
 
 def learned_spans(model: LanguageModel) -> LearnedSpans:
-    """Returns the adaptive spans of a model; raises ConfigError where it has none."""
+    """Returns the adaptive spans of a model; raises ConfigError if it has none."""
     if model.config.span is None:
         raise ConfigError("the model has no learned spans; give a run whose configuration has model.span.")
     H = model.facts().context_heads

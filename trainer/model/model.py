@@ -33,12 +33,12 @@ class Visibility:
     """
 
     visible: Tensor  # bool [B, T, J]: whether a query sees a key; the segment's own keys are the last T
-    # bool [B, J]: keys before the stream began, which are read as hidden states of zero; None where they are
+    # bool [B, J]: keys before the stream began, which are read as hidden states of zero; None if they are
     # masked.
     before_start: Tensor | None
     positions: Tensor  # int64 [B, T]: stream positions
     attention: AttentionFunction  # the function that computes attention, fast or naive
-    # The largest distance that any query may see; None where that is not known.
+    # The largest distance that any query may see; None if that is not known.
     longest: int | None = None
 
     def nearest(self, memory: int, longest: int | None) -> Visibility:

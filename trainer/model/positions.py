@@ -68,7 +68,7 @@ class Positions(nn.Module):
 
     @classmethod
     def check(cls, config: ModelConfig) -> None:
-        """Raises ConfigError where options of the configuration do not fit this kind."""
+        """Raises ConfigError if options of the configuration do not fit this kind."""
         if cls.has_sinusoids and config.d_model % 2:
             raise ConfigError(
                 f"model.d_model is {config.d_model}; {config.positions} positions need an even number, "
@@ -143,7 +143,7 @@ class Positions(nn.Module):
     def input_table(self, layer: int) -> Tensor | None:
         """The vectors [rows, D] that are added to a layer's input by stream position.
 
-        None where nothing is added.
+        None if nothing is added.
 
         Positions start again after the last row, or count from the segment's end: see `input_rows`.
         """
@@ -266,7 +266,7 @@ class PerLayerPositions(Positions, kind="per-layer"):
 
 
 def make_positions(config: ModelConfig) -> Positions:
-    """The positions that the configuration names; raises ConfigError where its options do not fit them."""
+    """The positions that the configuration names; raises ConfigError if its options do not fit them."""
     if config.positions not in KINDS:
         raise ConfigError(f"model.positions is {config.positions!r:.40}; expected one of {', '.join(KINDS)}.")
     kind = KINDS[config.positions]

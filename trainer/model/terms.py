@@ -19,7 +19,7 @@ class DistanceTables:
     """One layer's `trainer.model.attention.Terms` in float32, with the span mask and its logarithm.
 
     position [R, H, K], bias, mask and log_mask [R, H]: row d is for distance d; longer distances use the last
-    row. u, v [H, K]. Each is None where the model has no such term. Nothing is divided by sqrt(K) yet.
+    row. u, v [H, K]. Each is None if the model has no such term. Nothing is divided by sqrt(K) yet.
     """
 
     position: np.ndarray | None
@@ -95,7 +95,7 @@ class ModelTerms:
     def input_table(self, layer: int) -> np.ndarray | None:
         """The vectors [rows, D] that are added to a layer's input by stream position.
 
-        None where nothing is added.
+        None if nothing is added.
         """
         with torch.inference_mode():
             return _array(self._model.positions.input_table(layer))

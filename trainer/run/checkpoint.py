@@ -79,7 +79,7 @@ def refuse_no_run(folder: Path, needed: str) -> None:
 
 
 def matching_vocab(folder: Path, config: TrainConfig) -> Vocab:
-    """A run's vocabulary; raises ArtefactError where it is not of the size that the configuration says."""
+    """A run's vocabulary; raises ArtefactError if it is not of the size that the configuration says."""
     vocab = load_vocab(folder / VOCAB)
     if config.model.vocab_size != vocab.size:
         raise ArtefactError(

@@ -212,7 +212,7 @@ class TrainConfig:
             )
         for name, pairs in (("mem_len", self.mem_len_schedule), ("segment", self.segment_schedule)):
             self._check_schedule(name, pairs)
-            for _, length in pairs:  # raises where a length is not possible
+            for _, length in pairs:  # raises if a length is not possible
                 dataclasses.replace(self.training, **{name: length})  # type: ignore[arg-type]
         self._check_schedule("empty_memory", self.empty_memory_schedule)
         longest = self.longest.mem_len

@@ -74,10 +74,10 @@ class History:
     """The training of a run."""
 
     config: TrainConfig
-    facts: Facts | None  # of its last checkpoint; None where its file is damaged
+    facts: Facts | None  # of its last checkpoint; None if its file is damaged
 
     def describe(self) -> dict[str, Any]:
-        """What `info` says of the training, as JSON; step is None where the checkpoint is damaged."""
+        """What `info` says of the training, as JSON; step is None if the checkpoint is damaged."""
         config = self.config
         leader = best(self.facts.validations if self.facts else ())
         return {
@@ -131,7 +131,7 @@ def read_config(run: Path) -> TrainConfig:
     """The configuration of a run; raises UserError.
 
     How tokens are drawn is in `sampling.json`, which `xl-export set` changes. Earlier releases wrote it into
-    `config.json` too, where it may be out of date.
+    `config.json` too, and it may be out of date there.
     """
     config = TrainConfig.from_json(read_json(run / CONFIG), where=str(run / CONFIG))
     return replace(config, sampling=read_sampling(run)) if os.path.lexists(run / SAMPLING) else config
@@ -217,7 +217,7 @@ class Record:
 
 
 def runs_in(path: Path) -> list[Path]:
-    """The run in a folder, or the runs in its folders; raises ArtefactError where there is none."""
+    """The run in a folder, or the runs in its folders; raises ArtefactError if there is none."""
     if (path / METRICS).is_file():
         return [path]
     found = sorted(metrics.parent for metrics in path.glob(f"*/{METRICS}"))
@@ -309,7 +309,7 @@ def _curve(config: TrainConfig, values: Values) -> Curve:
 def _per_unit(
     run: Path, lines: Sequence[dict[str, Any]], best: tuple[int, float] | None
 ) -> tuple[str | None, float | None]:
-    """The unit of the text and the best score for each, where tokens are units or it was recorded."""
+    """The unit of the text and the best score for each, if tokens are units or it was recorded."""
     recorded = dict(values_of(lines, "validation_bits_per_byte"))
     if best and best[0] in recorded:
         return "byte", recorded[best[0]]
@@ -319,7 +319,7 @@ def _per_unit(
 
 
 def _parameters(path: Path) -> int | None:
-    """The number of weights in a safetensors file, from its header; None where it cannot be read."""
+    """The number of weights in a safetensors file, from its header; None if it cannot be read."""
     try:
         shapes = {name: facts["shape"] for name, facts in read_header(path).items() if name != "__metadata__"}
         counts = [math.prod(shape) for name, shape in shapes.items() if not name.startswith(NO_WEIGHTS)]

@@ -323,7 +323,7 @@ class TorchSession:
 
 
 def _unusable(device: Device) -> str | None:
-    """Why PyTorch cannot use a device; None where it can."""
+    """Why PyTorch cannot use a device; None if it can."""
     import torch
 
     if device.kind == "mps":

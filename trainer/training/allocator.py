@@ -1,4 +1,4 @@
-"""Keeps the memory that training frees in the process, where PyTorch takes it from the C library.
+"""Keeps the memory that training frees in the process, if PyTorch takes it from the C library.
 
 Every step takes and frees the same tensors. glibc gives larger ones back to the system at once, and the
 system clears each page again when it is next written. On a virtual machine this was a tenth of a step in fp32
@@ -32,6 +32,6 @@ def keep_freed_memory() -> bool:
     if platform.libc_ver()[0] != "glibc" or any(name in os.environ for name in USER_VARIABLES):
         return False
     mallopt = ctypes.CDLL(None).mallopt  # returns 1 where it has done so
-    # Setting the other threshold alone would stop glibc from raising this one by itself, as it usually does.
+    # Setting only the other threshold would stop glibc from raising this one by itself, as it usually does.
     sizes_are_kept = any(mallopt(MMAP_THRESHOLD, size) == 1 for size in KEPT_TENSOR_BYTES)
     return sizes_are_kept and bool(mallopt(TRIM_THRESHOLD, NEVER_TRIM) == 1)

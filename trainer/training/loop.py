@@ -83,7 +83,7 @@ def train(config: TrainConfig, out: Path | str, *, force: bool = False, progress
         ranks.agree("configurations or texts", f"{config} {source.digest}")
         training = _start(config, ranks, source, weights=start.model if start else None, progress=progress)
         # The memory of all lanes is collected by all processes together, so it happens before the first one
-        # writes alone.
+        # writes by itself.
         tensors = snapshot(training)
 
         def make_folder() -> None:

@@ -35,9 +35,9 @@ SCALE_STEPS = "_growth_tracker"
 def snapshot(training: Training) -> dict[str, Tensor]:
     """The whole state as named tensors. Collective.
 
-    The memory of all lanes, the random states and the whole of a sharded tensor are on the host of the first
-    process alone. Tensors that training updates in place share their storage with the result, where they are
-    not sharded.
+    The memory of all lanes, the random states and the whole of a sharded tensor are only on the host of the
+    first process. Tensors that training updates in place share their storage with the result unless they are
+    sharded.
     """
     named: dict[str, Tensor | None] = {**_wholes(training)}
     # One layer after another, so that a GPU holds no more than one layer's memory of all lanes.

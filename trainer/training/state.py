@@ -310,7 +310,7 @@ def _on_device(tokens: np.ndarray, device: torch.device) -> Tensor:
 
 
 def _refuse_without_compiler(device: torch.device) -> None:
-    """Raises ConfigError where `torch.compile` would find no compiler."""
+    """Raises ConfigError if `torch.compile` would find no compiler."""
     if device.type == "cpu":
         there = any(shutil.which(name) for name in (os.environ.get("CXX") or "g++", "g++", "clang++"))
         needed = "a C++ compiler, g++ or clang++"

@@ -133,7 +133,7 @@ export class MusicWork {
     await this.stop();
   }
 
-  /** The page is closed: nobody can listen to this piece again. */
+  /** The page is closed: this piece cannot be heard again. */
   leave() {
     this.backEnd.forget?.(this.handle);
   }

@@ -76,7 +76,7 @@ export class TextWork {
     part("scroll").scrollTop = 0; // a visitor reads it from its beginning
   }
 
-  /** Begins a text, and generates so many tokens. @param {any} given */
+  /** Begins a text, and generates `tokens` tokens. @param {any} given */
   async write({ text = "", tokens = 0, ...more }) {
     this.area.value = text;
     this.typing = true;
@@ -313,7 +313,7 @@ export class TextWork {
   }
 
   /**
-   * Makes the stream's text another one; null where this was stopped.
+   * Makes the stream's text another one; null if this was stopped.
    * @param {string} text @param {AbortSignal} [signal]
    */
   async #edit(text, signal) {

@@ -32,7 +32,7 @@ export function firstLine(error) {
 }
 
 /**
- * Raises StoppedError where the signal was aborted.
+ * Raises StoppedError if the signal was aborted.
  * @param {AbortSignal | undefined} signal
  */
 export function refuseStopped(signal) {

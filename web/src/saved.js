@@ -96,7 +96,7 @@ export async function loadMemory(bytes, engine, spec, identity, adopt) {
   memory.positions.set(found);
   const before = metadata.weights === spec.memory_identity.weights ? "" : metadata.weights;
   memory.adopted = adopted.map((row) => `${row} ${before}`.trim());
-  // How far it came before it was taken back: as far as can be, where the file does not tell.
+  // How far it came before it was taken back: as far as can be, if the file does not tell.
   const most = found[0] + BigInt(spec.rule.segment);
   const told = /^\d{1,19}$/.test(metadata.furthest ?? "") ? BigInt(metadata.furthest) : most;
   memory.furthest = told < found[0] || told > most ? most : told;

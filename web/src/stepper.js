@@ -274,8 +274,8 @@ export class Stepper {
   }
 
   /**
-   * Notes whether the memory may hold values that are not finite: such a value, where it is visible, makes
-   * the last answer not a number.
+   * Notes whether the memory may hold values that are not finite: a visible one makes the last answer not a
+   * number.
    * @param {Float32Array} logits @param {Float32Array | undefined} logProbs @param {Memory} memory
    */
   #observe(logits, logProbs, memory) {

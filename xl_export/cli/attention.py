@@ -229,8 +229,8 @@ def _stretch(length: int, mem_len: int, at: int | None, count: int) -> range:
         )
     if at is not None and not mem_len <= at <= last:
         raise TextError(
-            f"--at is {at}; expected {mem_len} to {last}, where a whole memory precedes and {ROWS} tokens "
-            "follow."
+            f"--at is {at}; expected {mem_len} to {last}, so that a whole memory precedes and {ROWS} "
+            "tokens follow."
         )
     first = max(mem_len, min(count, length) - ROWS) if at is None else at
     return range(first, first + ROWS)

@@ -107,7 +107,7 @@ def _difference(name: str, mine: Any, theirs: Any) -> str:
         for key in sorted(mine.keys() | theirs.keys()):
             if mine.get(key) != theirs.get(key):
                 return _difference(f"{name}.{key}", mine.get(key), theirs.get(key))
-    return f"{name} is {theirs!s:.60} and that of the engine {mine!s:.60}"
+    return f"{name} is {theirs!s:.60}, and the engine's is {mine!s:.60}"
 
 
 def refitted_plan(trt: Any, log: Any, facts: EngineFacts, plan: Path, graph: Path) -> bytes:

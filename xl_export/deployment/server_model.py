@@ -66,7 +66,7 @@ class Sequences:
         """The answer to each request, or the error that is sent instead. The server hands over one request of
         a sequence at a time.
 
-        Requests of equal length and with equal outputs share steps. Each gets bit for bit what it gets alone.
+        Requests of equal length and with equal outputs share steps, and get the same bits as by themselves.
         """
         answers: dict[int, Answer | UserError] = {}
         busy = {request.sequence for request in requests}

@@ -49,7 +49,7 @@ FORMATS: dict[Precision, Format] = {
 def dequantised(model: ir.Model, precision: Precision) -> ir.Model:
     """Returns the float32 graph with its layers' matrices in a precision; `model` itself is changed.
 
-    Raises ConfigError where a matrix cannot be cut into blocks, and where no matrix is large enough.
+    Raises ConfigError if a matrix cannot be cut into blocks, and if no matrix is large enough.
     """
     chosen = FORMATS[precision]
     made = dict[str, ir.Value]()

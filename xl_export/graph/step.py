@@ -54,7 +54,7 @@ class StepGraph(MemoryLayers):
             opset=self.spec.opset,
             domains=self.domains,
         )
-        remove_unused_nodes(model)  # table rows, where no term depends on distance
+        remove_unused_nodes(model)  # table rows, if no term depends on distance
         return model
 
     def embedded(self) -> ir.Value:
@@ -143,7 +143,7 @@ class StepGraph(MemoryLayers):
         """Returns the first sublayer's answer [B, T, D] of the answers [B, T, …] of heads in this order.
 
         query: [B, H, T, K] of all heads, for the two variants that add the answers of persistent vectors to
-        those of the context.
+        the answers of the context.
         """
         op = self.op
         config = self.config

@@ -14,7 +14,7 @@ from trainer.model.terms import DistanceTables
 
 
 def position_table(terms: DistanceTables, heads: Sequence[int], rows: int) -> np.ndarray | None:
-    """r(d) of some heads by distance, float32 [h, K, rows]; None where positions are not in the scores."""
+    """r(d) of some heads by distance, float32 [h, K, rows]; None if positions are not in the scores."""
     if terms.position is None:
         return None
     return np.ascontiguousarray(terms.position[:rows].transpose(1, 2, 0)[list(heads)])
@@ -23,7 +23,7 @@ def position_table(terms: DistanceTables, heads: Sequence[int], rows: int) -> np
 def bias_table(
     terms: DistanceTables, heads: Sequence[int], rows: int, *, head_dim: int, masks: bool = True
 ) -> np.ndarray | None:
-    """bias(d) / sqrt(K) + log m(d) of some heads, float32 [h, 1, rows]; None where the model has neither.
+    """bias(d) / sqrt(K) + log m(d) of some heads, float32 [h, 1, rows]; None if the model has neither.
 
     masks: whether log m(d) is part of it. Where it is not, the graph multiplies by m(d) after the softmax.
     The table is minus infinity beyond the window of that softmax: long segments see past it under `full`.
@@ -44,7 +44,7 @@ def span_table(terms: DistanceTables, heads: Sequence[int], rows: int) -> np.nda
 
 
 def query_bias(vector: np.ndarray | None, heads: Sequence[int]) -> np.ndarray | None:
-    """u or v of some heads divided by sqrt(K), float32 [h, 1, K]; None where the model has none."""
+    """u or v of some heads divided by sqrt(K), float32 [h, 1, K]; None if the model has none."""
     if vector is None:
         return None
     chosen: np.ndarray = vector[list(heads), None] * np.float32(vector.shape[-1] ** -0.5)

@@ -38,7 +38,7 @@ class WebMask(StepMask):
 
     one_hot: ir.Value | None = None  # float [B, 1, S, T], 1 where a token is written to a slot
     written: ir.Value | None = None  # bool [B, 1, S, 1], whether a slot is
-    sees: ir.Value | None = None  # float [B, 1, T, 1], 1 where a query sees any key; None where all do
+    sees: ir.Value | None = None  # float [B, 1, T, 1], 1 where a query sees any key; None if all do
 
 
 class WebStep(StepGraph):

@@ -116,7 +116,7 @@ class BuildOptions:
                     f"has {unknown[0][:40]}, for which {name} builds nothing" if unknown else "is not given"
                 )
                 raise ConfigError(
-                    f"--compute-capability {fault}: give those of the GPUs that the engine is for, out of "
+                    f"--compute-capability {fault}: give capabilities of the engine's GPUs, out of "
                     f"{', '.join(TARGETS)}, such as 8.6,8.9,12.0."
                 )
             for option, chosen in {

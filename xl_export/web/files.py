@@ -16,7 +16,7 @@ SUFFIXES = (".js", ".mjs", ".css", ".svg", ".png")
 
 
 def web_files() -> Path:
-    """The folder that holds `page/` and `src/`; raises UserError where an installation lacks it."""
+    """The folder that holds `page/` and `src/`; raises UserError if an installation lacks it."""
     for folder in (INSTALLED, CHECKOUT):
         if (folder / PAGE / INDEX).is_file() and (folder / MODULE).is_dir():
             return folder

@@ -165,7 +165,7 @@ def _subwords(artefact: Path) -> bool:
 
 
 def _refuse_failing(artefact: Path) -> None:
-    """Raises UserError where an artefact fails its check on this machine."""
+    """Raises UserError if an artefact fails its check on this machine."""
     report = check(artefact, device="cpu")
     if not report.passed:
         raise UserError(
@@ -175,7 +175,7 @@ def _refuse_failing(artefact: Path) -> None:
 
 
 def _warning(artefact: Path, spec: Spec) -> str | None:
-    """What makes an artefact slow in a browser, as one sentence; None where nothing does."""
+    """What makes an artefact slow in a browser, as one sentence; None if nothing does."""
     if PRESETS[spec.precision].rounds_activations:
         return (
             f"{artefact} multiplies weights in {spec.precision}, which takes a browser 5 to 9 times as "

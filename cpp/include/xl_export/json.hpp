@@ -29,7 +29,7 @@ class Value {
 
   bool is(Kind wanted) const { return kind == wanted; }
 
-  // The value of a key; null where the object lacks it.
+  // The value of a key; null if the object lacks it.
   const Value* find(std::string_view key) const {
     if (kind != Kind::object) throw wrong("an object was expected instead of " + shown_kind());
     const auto found = std::find(keys.begin(), keys.end(), key);

@@ -33,7 +33,7 @@ struct Options {
   Provider provider = Provider::cpu;
   int device = 0;  // the number of the GPU
   // The library of the fused operator, as `xl-export fused-kernel` prints its path; empty for the standard
-  // operators. Loading a library executes it, so name only a file that nobody else may write.
+  // operators. Loading a library executes it, so name only a file that no other user may write.
   std::filesystem::path fused_library;
 };
 

@@ -102,7 +102,7 @@ class Memory {
     return static_cast<std::size_t>(batch_) * state_[index].row_bytes();
   }
 
-  // Makes the tensors of ONNX Runtime over the bytes, where they are now.
+  // Makes the tensors of ONNX Runtime over the bytes, without copying them.
   void bind() {
     for (auto* side : {&now_, &next_})
       for (std::size_t index = 0; index < side->size(); ++index) {

@@ -92,7 +92,7 @@ class Block {
   float *scores_, *weights_;                    // of a tile [TILE_ROWS, BLOCK_TOKENS]
   float *totals_, *ungated_;       // by lanes [count, LANES]: sums of weights, and of those before the gate
   float *references_, *gates_;     // gates_ [2 BLOCK_TOKENS]: column c is for distance top() - c
-  float* scales_;                  // of this block's distances or keys, where they are bytes
+  float* scales_;                  // of this block's distances or keys, if they are bytes
   const float* values_ = nullptr;  // of this block of keys, rows `values_pitch_` apart
   int64_t values_pitch_ = 0, base_ = 0;
   int64_t start_ = 0, keys_here_ = 0;  // the time of the block's first key, and how many keys there are
@@ -126,8 +126,7 @@ class Block {
                            next.pitch);
   }
 
-  /// Lists the next block's keys, values and distances for prefetching, where they lie side by side in
-  /// memory.
+  /// Lists the next block's keys, values and distances for prefetching, if they are contiguous in memory.
   void prefetch_next_block(int64_t slot) {
     prefetch_.clear();
     if (slot + 2 * BLOCK_TOKENS <= head_.slots && head_.ring_pitch == width_)
@@ -299,7 +298,7 @@ class Block {
   }
 
   /// Turns the scores low … high - 1 of a tile into weights. It is inlined, so that a whole block has no
-  /// loop. gates: of the first query of the tile, by key, where the weights are gated.
+  /// loop. gates: of the first query of the tile, by key, if the weights are gated.
   template <bool BY_GATE>
   __attribute__((always_inline)) void weigh(int64_t t, int64_t size, int64_t low, int64_t high,
                                             const float* gates = nullptr) {

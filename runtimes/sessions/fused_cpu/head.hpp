@@ -3,7 +3,7 @@
 // For the query at position p + t and the key at distance d:
 //   score = (q + u)·k + (q + v)·r(d) + bias(d), over nearest <= d <= window. 1/sqrt(K) is already part of q,
 //   u and v.
-// Persistent vectors, where the model has them, are keys without a distance, with the score q·k. With a gate,
+// Persistent vectors, if the model has them, are keys without a distance, with the score q·k. With a gate,
 // the answer is the sum of e^score m(d) value, divided by the sum of e^score m(d) plus epsilon times that of
 // e^score; m is 1 for persistent vectors.
 // Softmax is computed online, a block of keys at a time, so that the scores never leave the processor's
@@ -36,7 +36,7 @@ struct Rule {
   float epsilon;             // of a model with a gate
 };
 
-/// The scales from `count` on, where there are any.
+/// The scales from `count` on, if there are any.
 inline const float* from(const float* scales, int64_t count) { return scales ? scales + count : nullptr; }
 
 /// One head of one stream. Rows of queries, keys, values and answers have `width` numbers, and begin a pitch
@@ -45,12 +45,12 @@ template <class Stored>
 struct Head {
   const float *query, *u, *v, *bias, *gate;    // u, v, and bias and gate by distance [rows], may be null
   Numbers table;                               // r(d) as [width, rows], or none
-  const float* table_scales;                   // [rows], where the table has bytes
+  const float* table_scales;                   // [rows], if the table has bytes
   const Stored *keys, *values;                 // floats, halves or bytes
-  const float *key_scales, *value_scales;      // [slots], where the ring has bytes
-  const float *initial_key, *initial_value;    // of a token before the stream; null where it is not seen
+  const float *key_scales, *value_scales;      // [slots], if the ring has bytes
+  const float *initial_key, *initial_value;    // of a token before the stream; null if it is not seen
   Numbers persistent_keys, persistent_values;  // [width, persistent] and [persistent, width], or none
-  const float *persistent_key_scales, *persistent_value_scales;  // [persistent], where they are bytes
+  const float *persistent_key_scales, *persistent_value_scales;  // [persistent], if they are bytes
   float* out;
   int64_t query_pitch, ring_pitch, out_pitch, width, slots, rows, persistent, position, length;
 

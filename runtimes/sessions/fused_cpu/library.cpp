@@ -22,8 +22,8 @@
 //         12            float [h, 1, R]  the scales of a table of bytes
 //         13            [h, K, N]        persistent keys, in floats, halves or bytes
 //         14            [h, N, K]        persistent values, likewise
-//         15, 16        float [h, 1, N] and [h, N, 1]  their scales, where they are bytes
-//         17, 18        float [B, h, S, 1]  the scales of the ring's keys and of its values, where they are
+//         15, 16        float [h, 1, N] and [h, N, 1]  their scales, if they are bytes
+//         17, 18        float [B, h, S, 1]  the scales of the ring's keys and of its values, if they are
 //                                        bytes; the other operators have no such inputs
 // outputs  0 answers    float [B, T, h·K]
 //          1 keys       [B, h, S, K]     the ring with the new tokens, bound to the same buffer as input 2

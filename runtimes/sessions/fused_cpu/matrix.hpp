@@ -13,7 +13,7 @@
 // two vectors A and B of columns, or with 4 bits for four, A to D. A lane has the weights of two k, in two words of
 // 16 bits, as `add_pairs` reads them. A word is A + 2^bits B + …, and its last weight is signed: w - 2^(bits - 1).
 //
-// No weight is masked: the word is multiplied as it is, then shifted right by `bits`, where it begins with B, and so
+// No weight is masked: the word is multiplied as it is, then shifted right by `bits`, so that it begins with B, and so
 // on. A's sum is the word's sum less 2^bits times the sum of the shifted word. Both may overflow their 32 bits; the
 // difference is exact, because A's sum does not.
 //

@@ -71,7 +71,7 @@ struct Tensor {
   ONNXTensorElementDataType type = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
   Sizes sizes;
 
-  /// The floats from `offset` on; null where the graph leaves them out.
+  /// The floats from `offset` on; null if the graph leaves them out.
   const float* floats(int64_t offset = 0) const { return from(static_cast<const float*>(data), offset); }
 
   /// The numbers of any type that attention reads, from `offset` on; none where the graph leaves them out.

@@ -125,9 +125,9 @@ def test_what_cannot_be_refitted_is_refused(
     out = tmp_path / "new"
     wider = export(make_run(d_ff=24), tmp_path / "wider", memory="shift")
     refused(
-        xl("refit", engine, wider, "--out", out), "another step", "model.d_ff is 24 and that of the engine 20"
+        xl("refit", engine, wider, "--out", out), "another step", "model.d_ff is 24, and the engine's is 20"
     )
-    refused(xl("refit", engine, artefacts["ring"], "--out", out), "form is ring and that of the engine shift")
+    refused(xl("refit", engine, artefacts["ring"], "--out", out), "form is ring, and the engine's is shift")
     fixed = fake_gpu.make_engine(artefacts["shift"], tmp_path / "fixed")
     refused(xl("refit", fixed, other, "--out", out), "was built without --refit", "--refit --force")
     ahead = fake_gpu.make_engine(artefacts["shift"], tmp_path / "ahead", flavour="rtx")

@@ -14,7 +14,7 @@ from trainer.run.checkpoint import TENSORBOARD, WANDB
 from trainer.run.config import TrainConfig
 from trainer.run.history import METRICS, read_metrics, values_of
 
-PROJECT = "xl-export"  # of Weights & Biases, where WANDB_PROJECT names no other
+PROJECT = "xl-export"  # of Weights & Biases, unless WANDB_PROJECT names another
 
 
 class Journal:

@@ -157,7 +157,7 @@ class Report:
 
     @cached_property
     def tokens_per_byte(self) -> float | None:
-        """Predicted tokens for each byte of the text that is validated; None where tokens have no text."""
+        """Predicted tokens for each byte of the text that is validated; None if tokens have no text."""
         _, limit = self.training.validation_extent
         tokens = np.asarray(self.source.valid[: (limit or len(self.source.valid)) + 1])
         size = predicted_size(ReadText(tokens=tokens), self.source.vocab)

@@ -47,7 +47,7 @@ def multiply_adds_per_token(config: TrainConfig, step: int, lengths: Sequence[in
 
 
 def peak_multiply_adds(config: TrainConfig, ranks: Ranks) -> float | None:
-    """The multiply-adds a second that the devices of all processes could do; None where that is unknown.
+    """The multiply-adds a second that the devices of all processes could do; None if that is unknown.
 
     It is `peak_tflops` of the configuration for each process, or a known GPU's, or measured on the CPU.
     """

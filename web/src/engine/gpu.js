@@ -14,7 +14,7 @@ import { typeOf } from "./session.js";
 const [MEMORY_USAGE, READ_USAGE] = [0x80 | 0x04 | 0x08, 0x01 | 0x08];
 const MAP_READ = 1;
 
-/** Why this place has no WebGPU; null where it has an adapter. @returns {Promise<string | null>} */
+/** Why this place has no WebGPU; null if it has an adapter. @returns {Promise<string | null>} */
 export async function missingGpu() {
   const gpu = /** @type {any} */ (globalThis.navigator)?.gpu;
   if (!gpu) return "this browser has no WebGPU";

@@ -15,7 +15,7 @@ export const RELEASE = "1.30.0";
  * @typedef {typeof import("onnxruntime-web")} Ort
  * @typedef {{
  *   ort: Ort, version: string, threads: number, module: import("./heap.js").HeapModule | null,
- * }} Started `module`: of Emscripten; null where it could not be had.
+ * }} Started `module`: of Emscripten; null if it could not be had.
  * @typedef {Started & {note: string | null}} Runtime `note`: why there are fewer threads than were asked for.
  * @typedef {{
  *   vendor?: string | URL, threads?: number, counter?: import("../files/download.js").Counter,

@@ -1,6 +1,6 @@
 /**
  * SHA-256, by the platform where it offers that, and by the code below in a page that was not loaded over
- * HTTPS, where `crypto.subtle` is absent.
+ * HTTPS, because `crypto.subtle` is absent there.
  */
 
 /**

@@ -21,7 +21,7 @@ const KNOWN = /** @type {Record<string, string[]>} */ ({
 });
 
 /**
- * Raises XLExportError where a `tokenizer.json` has a part that may give other ids here than in Python.
+ * Raises XLExportError if a `tokenizer.json` has a part that may give other ids here than in Python.
  * @param {any} content @param {string} where
  */
 export function refuseUnknownParts(content, where) {

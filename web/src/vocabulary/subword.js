@@ -135,8 +135,8 @@ function refused(what, work) {
 }
 
 /**
- * The text in pieces that end at the end of a line, where there is none in front of a blank, and where there
- * is none either after `PIECE_CHARACTERS` characters. They are the pieces that Python makes.
+ * The text in pieces that end at the end of a line, or else before a blank, or else after
+ * `PIECE_CHARACTERS`. They are the pieces that Python makes.
  * @param {string} text
  */
 export function* pieces(text) {

@@ -27,7 +27,7 @@ SHARED_BYTES = 48 * 1024  # shared memory that a block has on every GPU without 
 TENSOR_MEMORY = (100, 103, 110)
 PROGRAMS_EACH = 4  # for every multiprocessor: its registers hold this many of `token_attention`
 REGISTERS = 65536  # of a multiprocessor
-QUERIES = 64  # of one program, where programs are counted: the tile of `segment_attention` for long segments
+QUERIES = 64  # of one program when programs are counted: the tile of `segment_attention` for long segments
 Type = Literal["float16", "float32"]
 _POINTERS = {"float16": "*fp16", "float32": "*fp32"}
 # Multiples of 4, so that four floats are loaded at once.
@@ -36,7 +36,7 @@ _TYPES = (
     {"first": "*i32", "slot": "*i32", "counters": "*i32", "positions": "*i64"}
     | dict.fromkeys(("T", "J", "rows", "parts"), "i32")
     | dict.fromkeys(("mixed_out", "mixed", "level"), "*fp32")
-    # Of `ring_attention`, where only the ring may be of halves.
+    # For `ring_attention`, in which only the ring may be of halves.
     | dict.fromkeys(("queries", "context", "table", "bias", "content_bias", "position_bias"), "*fp32")
     | dict.fromkeys(("own_keys", "own_values", "initial_keys", "initial_values", "answers"), "*fp32")
     | dict.fromkeys((*_ALIGNED, "H", "S", "M", "R", "BIAS_R", "N", "full_mask", "nearest", "masked"), "i32")

@@ -77,7 +77,7 @@ def segment_attention(
 
     BLOCK_T is 16 for each warp, so that each warp has its own rows: then the softmax needs no other warp, and
     neither does the relative shift of the position scores (`skew.py`). Warps wait for each other twice for
-    every tile of keys, where the tiles of keys, values and table are exchanged in shared memory.
+    every tile of keys, when the tiles of keys, values and table are exchanged in shared memory.
 
     A tile of BLOCK_J keys from column j0 has the distances d0 - e, where e = j - i runs from -BLOCK_T + 1 to
     BLOCK_J - 1. Those with e < 0 are the columns of the tiles before, so each tile needs one product with the

@@ -20,7 +20,7 @@ namespace xl_export::detail {
 struct SubwordKind {
   const json::Value* model = nullptr;
   bool byte_level = false;  // BPE over bytes, as of GPT-2; otherwise over characters
-  std::string unserved;     // why it is neither; empty where it is one of them
+  std::string unserved;     // why it is neither; empty if it is one of them
 };
 
 inline bool is_text(const json::Value* value, std::string_view text) {

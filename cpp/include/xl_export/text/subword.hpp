@@ -96,7 +96,7 @@ inline const std::array<char32_t, 256>& byte_characters() {
 
 class SubwordVocabulary final : public Vocabulary {
  public:
-  // tokenizer: the content of tokenizer.json; null where the library is another.
+  // tokenizer: the content of tokenizer.json; null if the library is another.
   SubwordVocabulary(const json::Value& document, const Bytes* tokenizer)
       : size_(static_cast<std::size_t>(document.at("size").integer(1, max_size))) {
     special_ = read_special(document, static_cast<std::int64_t>(size_));
@@ -248,7 +248,7 @@ class SubwordVocabulary final : public Vocabulary {
   }
 
   std::size_t size_;
-  std::string unserved_;  // why no text is encoded here; empty where it is
+  std::string unserved_;  // why no text is encoded here; empty if it is
   bool byte_level_ = false;
   std::optional<BytePairs> pairs_;
   std::vector<AddedToken> words_;  // the longest first
