@@ -152,12 +152,17 @@ def cut_ring(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def fast_traces() -> Iterator[None]:
-    """For tests that trace: torch.onnx would parse the sources of all its translations for each trace."""
+    """For tests that trace: torch.onnx would parse the sources of all its translations for each trace. On a
+    slow machine the log of a trace has no more lines.
+    """
     from torch.onnx._internal.exporter._registration import onnxscript_apis
+
+    from xl_export.tracing import progress
 
     with pytest.MonkeyPatch.context() as patch:
         found = functools.cache(onnxscript_apis.get_torchlib_ops)
         patch.setattr(onnxscript_apis, "get_torchlib_ops", found)
+        patch.setattr(progress, "LOG_SECONDS", float("inf"))
         yield
 
 

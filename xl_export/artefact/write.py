@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import get_args
 
@@ -43,6 +44,7 @@ from xl_export.artefact.validate import (
 )
 from xl_export.graph import genai
 from xl_export.graph.ops import save_graph, save_model
+from xl_export.tracing.progress import stage
 
 # Writes the graphs of a spec with their weights to a folder. Returns a session over each graph by its file
 # name, or None for a graph that this machine cannot run.
@@ -135,7 +137,7 @@ def write_artefact(
         if spec.lossy:
             reference, measured = _compare_lowered(_here(graphs), folder, write_graphs, original, tokens)
         else:
-            reference = validate(_here(graphs), original)
+            reference = _validated(_here(graphs), original)
         not_compared = tuple(file for file, session in graphs.items() if session is None)
         spec = dataclasses.replace(spec, measured=measured, not_compared=not_compared)
         if vocab is not None and isinstance(reference, Reference):
@@ -159,6 +161,12 @@ def _here(graphs: Mapping[str, GraphSession | None]) -> Graphs:
     return {file: session for file, session in graphs.items() if session}
 
 
+def _validated(graphs: Graphs, original: Session) -> AnyReference:
+    traced = graphs[GRAPH].spec.exporter == "trace"
+    with stage("comparing the graph with the module") if traced else nullcontext():
+        return validate(graphs, original)
+
+
 def _in_fp32(spec: Spec) -> Spec:
     """The spec of the same artefact in fp32, for ONNX Runtime."""
     target = "onnxruntime" if spec.target == "tensorrt" else spec.target
@@ -180,7 +188,7 @@ def _compare_lowered(
     with tempfile.TemporaryDirectory() as name:
         folders = folder, Path(name)
         in_fp32 = _here(write_graphs(_in_fp32(spec), Path(name)))
-        reference = validate(in_fp32, original)
+        reference = _validated(in_fp32, original)
         exact = in_fp32[GRAPH]
         stored = None
         if spec.answers == "stored-weights":

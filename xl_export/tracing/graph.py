@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 import torch
-from tqdm import tqdm
 
 from runtimes.base.errors import ArtefactError, ConfigError, first_line, needs
 from runtimes.contract.rule import MemoryRule
@@ -20,11 +19,16 @@ from runtimes.contract.spec import Spec
 from runtimes.contract.tensors import POSITIONS
 from xl_export.graph.ops import IR_VERSION, TYPES, constant, quiet, remove_unused_nodes
 from xl_export.tracing.module import ModuleStep
+from xl_export.tracing.progress import stage
 from xl_export.tracing.refusal import noted_guards, why
 from xl_export.tracing.ring import translations
 from xl_export.tracing.session import GraphStep
 
 SHORTEST = 8  # tokens, where a segment of the rule has two
+SLOW = (
+    "PyTorch takes long to trace a step for any number of rows; if one stream at a time is enough, rows=1 is "
+    "much faster."
+)
 EXAMPLE = (3, 5, 4)  # batch, tokens and rows while tracing: sizes that nothing else has by chance
 # TensorRT has no such operators, or only for sizes that it can bound while it builds an engine.
 NOT_FOR_ENGINES = {
@@ -45,10 +49,12 @@ def traced_graph(step: ModuleStep, spec: Spec, tokens: int | None = None) -> ir.
     """
     with needs("trace", "onnxscript"):
         import onnxscript  # noqa: F401
-    shown = tqdm(bar_format="{desc} ({elapsed})", leave=False, disable=None)
-    with shown, torch.no_grad(), quiet():  # where it fails, PyTorch prints the whole step
-        shown.set_description_str(f"tracing {step.name}")
+    advice = None if spec.fixed_rows or spec.model.selective else SLOW
+    # If it fails, PyTorch prints the whole step.
+    with stage("tracing", advice=advice) as begins, torch.no_grad(), quiet():
+        begins("recording the operators of PyTorch")
         program = _exported(GraphStep(step, spec), spec, tokens)
+        begins("writing them as operators of ONNX")
         model = _as_onnx(program, spec)
     _forget_this_machine(model, spec)
     _name(model, spec, tokens)

@@ -15,7 +15,6 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from runtimes.base.errors import ArtefactError, DivergedError, first_line
 from runtimes.contract.memory import FAR
@@ -23,6 +22,7 @@ from runtimes.contract.promises import Promise
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.tensors import FORM_FACTS, AnyForm
 from xl_export.tracing.module import LOGITS, ModuleStep, drawn_input, in_a_sentence
+from xl_export.tracing.progress import stage
 
 TOLERANCE = 1e-4  # nats; of two ways to compute the same in float32
 PADDING = 3  # tokens
@@ -46,10 +46,8 @@ def check_module(
     unkept: list[Promise] = []
     broken: list[str] = []  # a sentence for each promise that is not kept and not in `without`
 
-    shown = tqdm(bar_format="{desc} ({elapsed})", leave=False, disable=None)
-
     def keeps(promise: Promise, check: Callable[[_Streams], None], streams: _Streams) -> bool:
-        shown.set_description_str(f"comparing {step.name} with itself: {promise}")
+        begins(promise)
         try:
             check(streams)
         except ArtefactError as error:
@@ -58,8 +56,7 @@ def check_module(
                 broken.append(str(error).rstrip("."))
         return promise not in unkept
 
-    with shown, torch.no_grad():
-        shown.set_description_str(f"comparing {step.name} with itself")
+    with stage("comparing the module with itself") as begins, torch.no_grad():
         has_memory = any(tensor.numel() for tensor in step.start(1))
         streams = _Streams(step, rule, form)
         for check in (_shapes, _numbers, _positions_have_no_end, _log_probs, _repeats):
@@ -86,6 +83,7 @@ def check_module(
             raise ArtefactError(f"{'; '.join(broken)}; or trace it without {these}: without={{{names}}}.")
         # A memory that moves a segment at a time has no reach by distance.
         if "cuts" not in unkept and "rows" not in unkept and step.moves_every is None:
+            begins("how far it looks back")
             _looks_back(streams)
         if rule.window_grows and rule.segment > 1:
             _cuts_matter(streams)
@@ -120,7 +118,8 @@ def drift_of(step: ModuleStep, rule: MemoryRule, form: AnyForm, *, period: int =
     def multiple(number: int, of: int = unit) -> int:
         return max(1, number // of) * of
 
-    with torch.no_grad():
+    with stage("comparing the module with itself") as begins, torch.no_grad():
+        begins("far positions")
         near = moved(0)
         # One position shows what all narrower types lose: float32 rounds it to a multiple of 512, int32
         # wraps, and it is no power of two, which `positions % 2**24` would take for 0. A stream of 10,000
