@@ -113,6 +113,27 @@ def test_completions(served: Running, stream: bool) -> None:
     assert [min(top.values()) for top in likeliest[1:]] == log_probs[1:]
 
 
+def test_logits(served: Running, padded: Path) -> None:
+    """Minus infinity is the lowest number of float32 in JSON, whose probability is 0 too."""
+    ids = np.array([TOKENS])
+    expected, _ = (session := runtimes.open_session(padded, threads=1, device="cpu")).step(
+        ids[:, : session.rule.segment], session.start(1)
+    )
+    tensor = {"name": "input_ids", "datatype": "INT64", "shape": list(ids.shape), "data": TOKENS}
+    body = {"inputs": [tensor], "parameters": {"sequence_id": 1, "sequence_start": True}}
+    stream = answer(served, "/v1/streams", {})["stream"]["id"]
+    for numbers in (
+        answer(served, "/v2/models/padded/infer", body)["outputs"][0]["data"],
+        answer(served, f"/v1/streams/{stream}/step", {"inputs": {"input_ids": [TOKENS]}})["outputs"][
+            "logits"
+        ],
+    ):
+        found = np.array(numbers, np.float32).reshape(len(TOKENS), -1)
+        assert np.isfinite(found).all()
+        finite = np.maximum(expected[0], np.finfo(np.float32).min)
+        np.testing.assert_allclose(found[: len(finite)], finite, rtol=1e-5, atol=1e-5)
+
+
 def test_commands(padded: Path, tmp_path: Path) -> None:
     lines, ids = tmp_path / "texts.jsonl", tmp_path / "ids.npy"
     lines.write_text(f"{json.dumps(TOKENS)}\n[65, 66]\n")

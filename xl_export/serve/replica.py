@@ -247,7 +247,7 @@ class Replica:
                 collected.note(each)
             after = _state(answers)
             await asyncio.to_thread(refuse_not_finite, after)
-            outputs = msgspec.json.decode(to_json(collected.take()))  # a number that is not finite is null
+            outputs = msgspec.json.decode(to_json(collected.take()))  # what JSON can hold
             return await self._kept(stream, asked, after, {"position": after.position, "outputs": outputs})
         what = "text" if ask.text else "tokens"
         prompt = ask.text or ask.tokens or ""

@@ -145,7 +145,10 @@ class OutputArray(TensorMetadata, kw_only=True):
     """An output of a step."""
 
     data: Annotated[
-        list[Any] | msgspec.UnsetType, doc("Its numbers, row by row; absent if its bytes follow the JSON.")
+        list[Any] | msgspec.UnsetType,
+        doc(
+            "Its numbers, row by row: an infinity is ±3.4e38, NaN null. Absent if its bytes follow the JSON."
+        ),
     ] = msgspec.UNSET
     parameters: Annotated[
         dict[str, int] | msgspec.UnsetType, doc("`binary_data_size`, if its bytes follow the JSON.")

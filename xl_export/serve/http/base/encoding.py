@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,7 +18,18 @@ from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.limits import refuse_long_prompt
 
 SLICE_ITEMS = 1 << 12  # items of a list that are encoded at once
-to_json = msgspec.json.Encoder(enc_hook=np.ndarray.tolist).encode  # arrays are nested lists
+FINITE = np.finfo(np.float32)
+
+
+def _nested(array: np.ndarray) -> list[Any]:
+    """Nested lists for JSON. It has no infinity, and a client would not know what a null means: the logit of
+    what cannot occur becomes the lowest number of float32, which has the probability 0 too. NaN stays.
+    """
+    numbers: list[Any] = (array.clip(FINITE.min, FINITE.max) if array.dtype.kind == "f" else array).tolist()
+    return numbers
+
+
+to_json = msgspec.json.Encoder(enc_hook=_nested).encode  # a NaN is null
 
 
 def encoding(

@@ -218,7 +218,8 @@ class StepResult(msgspec.Struct, kw_only=True):
     object: Annotated[Literal["stream.step"], doc("The kind of this document.")]
     stream: Annotated[StreamDocument, doc("The stream after this request.")]
     outputs: Annotated[
-        dict[str, Any], doc("Nested lists by the names of the outputs; null for what is no finite number.")
+        dict[str, Any],
+        doc("Nested lists by the names of the outputs; an infinity is ±3.4e38, and a NaN null."),
     ]
 
     def safetensors(self) -> bytes:
