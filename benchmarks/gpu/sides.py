@@ -51,7 +51,7 @@ class Graph:
     target: Literal["onnxruntime", "tensorrt"] = "onnxruntime"
     form: Form = "ring"
     precision: Precision = "fp32"
-    memory: MemoryPrecision = "fp32"  # of the memory tensors; a graph for TensorRT has its own
+    memory: MemoryPrecision = "fp32"  # precision of the memory tensors; a graph for TensorRT has its own
     mask: Mask = "same-length"
     attention: Attention | None = None  # see `export`
 
@@ -81,9 +81,9 @@ class Side:
 
     name: str
     graph: Graph
-    device: str = "auto"  # of `open_session`
-    flavour: Flavour | None = None  # of the engine to build first; None opens the graph itself
-    attention: Attention = "native"  # of the engine
+    device: str = "auto"  # argument of `open_session`
+    flavour: Flavour | None = None  # kind of the engine to build first; None opens the graph itself
+    attention: Attention = "native"  # attention of the engine
 
 
 def _engines(flavour: Flavour, attention: Attention, *kinds: tuple[Form, Precision]) -> Iterator[Side]:
@@ -142,7 +142,7 @@ SIDES = (
 class Opened:
     """A session on the GPU, and the same graph on the CPU to compare it with."""
 
-    folder: Path  # of the engine, or of the artefact
+    folder: Path  # folder of the engine or of the artefact
     session: Session
     reference: Session
     tolerance: float

@@ -26,7 +26,7 @@ class Served:
     """A server that answers."""
 
     port: int
-    pid: int  # its process
+    pid: int  # process id
 
     def load(self, **job: Any) -> dict[str, Any]:
         """The answer of the load process to a job; raises ArtefactError if the server has failed."""

@@ -85,10 +85,10 @@ class TacticFacts:
     keys: int  # of memory and segment, or the slots of the ring
     heads: int
     kernel: str  # attends to parts of the keys
-    tile: tuple[int, ...]  # how many queries and keys the kernel handles at once
-    join_queries: int  # how many queries are joined at once
-    # The median time of both kernels in the middle of a stream, on the engine's GPU.
+    tile: tuple[int, ...]  # number of queries and keys that the kernel handles at once
+    join_queries: int  # number of queries that are joined at once
     milliseconds: float
+    """The median time of both kernels in the middle of a stream, on the engine's GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,22 +98,24 @@ class EngineFacts:
     schema: int = SCHEMA
     artefact: str  # the identity of the artefact that it was built from
     flavour: Flavour
-    version: str  # of the TensorRT that built it
+    version: str  # version of the TensorRT that built it
     attention: Attention
-    compute_capabilities: tuple[str, ...]  # of the GPUs that it runs on
-    gpu: Gpu | None  # that it was tuned on; None if it was built ahead of time
+    compute_capabilities: tuple[str, ...]  # capabilities of the GPUs that it runs on
+    gpu: Gpu | None  # GPU that it was tuned on; None if it was built ahead of time
     hardware: Hardware
     version_compatible: bool  # whether newer releases of the same major version run it too
     refit: bool
     profiles: tuple[Profile, ...]
-    layers: dict[str, int]  # how many of each kind the parsed network has
+    layers: dict[str, int]  # number of layers of each kind in the parsed network
     types: dict[str, int]
-    plugin_layers: int  # of this project's plugin, two for each attention
+    plugin_layers: int  # number of layers of this project's plugin, two for each attention
     seconds: float
     producer: dict[str, str]
     files: dict[str, FileFacts]
-    # Of the GPU's driver during the build, such as 580.65.06; None if no GPU built, or the machine hides it.
     driver_version: str | None = None
+    """Version of the GPU's driver during the build, such as 580.65.06; None if no GPU built it or the machine
+    hides it.
+    """
     driver_cuda: str | None = None  # the newest CUDA that this driver supports, such as 13.0
     tactics: tuple[TacticFacts, ...] = ()  # the plugin's kernels, for each kind of attention in each profile
     identity: str = ""  # SHA-256 of the bytes of `build.json`, which does not hold it

@@ -108,8 +108,8 @@ class Memory:
     """
     owner: Owner
     """The artefact, engine or run that the numbers belong to."""
-    # What a session keeps over these arrays from step to step; it is neither copied nor saved.
     binding: Any = field(default=None, init=False, repr=False, compare=False)
+    """What a session keeps over these arrays from step to step; it is neither copied nor saved."""
     step: Any = field(default=None, init=False, repr=False, compare=False)
     """The last step (`runtimes.sessions.graph.Step`), whose arrays the next one may use again."""
     # bool [B]: whether a row may hold values that are not finite; see `clear_restarted_rows`.

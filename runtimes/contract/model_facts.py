@@ -27,21 +27,22 @@ SIZES = ("layers", "heads", "head_dim", "d_model", "vocab_size")  # that every m
 class ModelFacts:
     """The kind of a model, its sizes, and the number of its parameters."""
 
-    # Positions and sublayers are named as in `trainer.model.config.ModelConfig`, and `own` for a traced
-    # module that this project did not define. Positions that count from the last token of a segment end in
-    # FROM_SEGMENT_END.
     positions: str
+    """Kind of positions, as in `trainer.model.config.ModelConfig`; `own` for a traced module that this
+    project did not define. Positions that count from the last token of a segment end in FROM_SEGMENT_END.
+    """
     sublayers: AnySublayers
+    """Kind of sublayers, as in `ModelConfig`, or `own`."""
     layers: Annotated[int, Range(0, MAX_LAYERS, whole=True)]
     heads: Size
     head_dim: Size
     d_model: Size
     d_ff: Size
     persistent: Size  # the number of persistent vectors of a layer (N)
-    vocab_size: Size  # 0 of a step that is no language model
+    vocab_size: Size  # 0 if the step is no language model
     cutoffs: tuple[Positive, ...]  # the first token of each tail cluster of an adaptive softmax
-    # [L][H]: the longest distance at which each head has any weight; empty if spans were not learned.
     reaches: tuple[tuple[Positive, ...], ...]
+    """[L][H]: the longest distance at which each head has any weight; empty if spans were not learned."""
     pre_norm: bool
     parameters: Count
 

@@ -44,12 +44,12 @@ class Reference:
 class StepReference:
     """Inputs, how they are fed, and the outputs: the reference of a step that is no language model."""
 
-    # By name: [B, P, …], where token n of a stream has the values at n mod P; [B, …] of a constant.
     inputs: dict[str, np.ndarray]
+    """Inputs by name: [B, P, …], token n of a stream having the values at n mod P; [B, …] of a constant."""
     segments: np.ndarray  # int64: the lengths of the segments; their sum is N
     restarts: np.ndarray  # bool [segments, B]: the rows that start a new stream at a segment
-    # By name: [B, N, …], or [B, segments, …] of an output without a value for each token.
     outputs: dict[str, np.ndarray]
+    """Outputs by name: [B, N, …], or [B, segments, …] of an output without a value for each token."""
 
 
 @dataclass(frozen=True, kw_only=True)

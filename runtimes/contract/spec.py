@@ -112,43 +112,49 @@ class Spec:
     form: AnyForm
     target: Target = "onnxruntime"  # the runtime that the graph is written for
     exporter: Exporter = "graph"
-    precision: Precision  # of the weights
+    precision: Precision  # precision of the weights
     memory_precision: MemoryPrecision = "fp32"
     answers: Answers = "exported"
-    # The largest and the mean difference in log-probability from the reference, in nats, that `check` lets
-    # pass. Like `answers`, they follow from the precisions and the target: a file cannot choose its own.
     tolerance: float = 0.0
+    """The largest difference in log-probability from the reference, in nats, that `check` lets pass. Like
+    `answers`, it follows from the precisions and the target: a file cannot choose its own.
+    """
     mean_tolerance: float = 0.0
-    # What the precisions cost; None for fp32, and where no text was given to measure on.
+    """The same for the mean difference."""
     measured: Measured | MeasuredStep | None = None
-    # One sentence on why the model may be of no use, as a run that was never validated.
+    """Cost of the precisions; None for fp32, and if there was nothing to measure on."""
     concern: str | None = None
+    """One sentence on why the model may be useless, such as that its run was never validated."""
     opset: Annotated[int, Range(1, 1000, whole=True)]
     storage: Storage = "external"
     without: tuple[Promise, ...] = ()  # the promises that a traced module does not keep
-    # Number of rows of every step, for graphs of fixed sizes.
     fixed_rows: Annotated[int, Range(1, MAX_BATCH, whole=True)] | None = None
-    # With `fixed_rows`, the numbers of tokens that have a graph, from 1 up to `rule.segment`. Empty if there
-    # is only the graph of whole segments.
+    """Number of rows of every step, for graphs of fixed sizes."""
     fixed_tokens: tuple[Positive, ...] = ()
-    # Number of complete tokens at which the graph moves the memory; None if it moves with every token.
+    """With `fixed_rows`, the numbers of tokens that have a graph, from 1 up to `rule.segment`. Empty if there
+    is only the graph of whole segments.
+    """
     moves_every: Positive | None = None
-    # About the first position at which a traced module has other answers to a text than near position 0.
+    """Number of complete tokens at which the graph moves the memory; None if it moves with every token."""
     drifts_from: Count | None = None
-    memory_shapes: Shapes = ()  # of the memory tensors of a module whose form is `own`
-    # Of the graph, in order. A language model's follow from the other fields; the spec of any other
-    # step is the only place that has its inputs and outputs.
+    """About the first position at which a traced module has other answers to a text than near position 0."""
+    memory_shapes: Shapes = ()  # shapes of the memory tensors of a module whose form is `own`
     inputs: tuple[TensorSpec, ...] = ()
+    """Inputs of the graph, in order. A language model's follow from the other fields; the spec of any other
+    step is the only place that has its inputs and outputs.
+    """
     outputs: tuple[TensorSpec, ...] = ()
-    # The graphs that the exporting machine could not run, so they were not compared with PyTorch.
+    """The same for the outputs."""
     not_compared: tuple[Annotated[str, FILE_NAME], ...] = ()
+    """The graphs that the exporting machine could not run, so they were not compared with PyTorch."""
     memory_identity: MemoryIdentity  # what decides whether the artefact continues a saved stream
     producer: dict[str, str]  # the version of each package that took part
     source: dict[str, str]  # the hash of the trained model
     files: dict[Annotated[str, FILE_NAME], FileFacts] = field(default_factory=dict)
-    # SHA-256 of the bytes of `spec.json`, which everything that is derived from the artefact records. The
-    # file does not hold it; it is empty until the file is written.
     identity: str = ""
+    """SHA-256 of the bytes of `spec.json`, which everything that is derived from the artefact records. The
+    file does not hold it; it is empty until the file is written.
+    """
 
     @cached_property
     def state(self) -> tuple[TensorSpec, ...]:

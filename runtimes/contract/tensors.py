@@ -84,14 +84,16 @@ class TensorSpec:
 
     name: str
     dtype: ElementName
-    # Numbers, and "batch", "tokens" or "rows" for the axes that vary.
     shape: tuple[Annotated[int, Range(0, MAX_SHAPE, whole=True)] | str, ...]
-    # Of an input of ids in a step that is no language model: how many ids there are.
+    """Sizes of the axes; `batch`, `tokens` or `rows` for the axes that vary."""
     ids: Positive | None = None
-    # Of an input that is memory: the output of the same type and shape that the next step reads in its place.
+    """Number of different ids, for an input of ids in a step that is no language model."""
     present: str | None = None
-    # Of a tensor that a step may do without: one sentence on when it is needed.
+    """Output of the same type and shape that the next step reads in place of this input, if the input is
+    memory.
+    """
     when: str | None = field(default=None, compare=False)
+    """One sentence on when the tensor is needed, if a step may do without it."""
 
     @property
     def is_scale(self) -> bool:

@@ -52,8 +52,8 @@ Member = tuple[str, int, Callable[[], Readable] | None]
 class Contents:
     """What a source holds."""
 
-    # The wanted files, by their names inside the source.
     files: dict[str, Path] = field(default_factory=dict)
+    """The wanted files, by their names inside the source."""
     is_single: bool = False  # the source is one file that is no archive; it may be compressed
 
 

@@ -63,9 +63,10 @@ class Corpus:
 
     name: CorpusName
     kind: VocabKind
-    # The file names of each part, as shell patterns. The published name comes first; then comes `train.txt`
-    # or the like, which the public script writes. A corpus that is cut 90/5/5 has the only part `all`.
     parts: dict[str, tuple[str, ...]]
+    """The file names of each part, as shell patterns. The published name comes first; then comes `train.txt`
+    or the like, which the public script writes. A corpus that is cut 90/5/5 has the only part `all`.
+    """
     files: dict[str, Fingerprint]  # what is known of each part
     archive_name: str
     archive: Fingerprint  # what is known of the published archive

@@ -42,8 +42,8 @@ class DatasetFacts:
     vocab_size: int
     tokens: dict[str, int]  # number of ids in each part
     files: dict[str, FileFacts]  # hashes and sizes of the files in this folder
-    # Hashes and sizes of the files from which it was prepared.
     sources: dict[str, FileFacts] = field(default_factory=dict)
+    """Hashes and sizes of the files from which it was prepared."""
     identity: str = ""  # SHA-256 of the bytes of `data.json`, which does not hold it
 
     @property

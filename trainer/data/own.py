@@ -57,8 +57,8 @@ class Prepared:
     """A new dataset."""
 
     facts: DatasetFacts
-    # What the user did not ask for and should know, a clause each.
     notes: list[str] = field(default_factory=list)
+    """Facts that the user did not ask for and should know, a clause each."""
 
 
 def write_dataset(

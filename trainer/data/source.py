@@ -31,13 +31,16 @@ class Source:
     vocab: Vocab
     tokens: np.ndarray  # ids for training, in lanes [B, N]
     valid: np.ndarray  # held-out ids [N] for validation
-    # The held-out files that the run keeps, by name: their bytes, or a memory-mapped array for a `.npy` file.
     files: dict[str, bytes | np.ndarray]
-    # The SHA-256 of the held-out text, which does not depend on the vocabulary; None if a dataset does not
-    # know its sources.
+    """The held-out files that the run keeps, by name: their bytes, or a memory-mapped array for a `.npy`
+    file.
+    """
     held_out: str | None
-    # What the user should know about the text, such as how it was decoded; None for nothing.
+    """The SHA-256 of the held-out text, which does not depend on the vocabulary; None if a dataset does not
+    know its sources.
+    """
     note: str | None = None
+    """What the user should know about the text, such as how it was decoded; None for nothing."""
 
     @cached_property
     def digest(self) -> str:

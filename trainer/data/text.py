@@ -35,8 +35,8 @@ class Splits:
     train: bytes
     valid: bytes
     test: bytes
-    # What the user should know about the file, such as how it was decoded; None for nothing.
     note: str | None = None
+    """What the user should know about the file, such as how it was decoded; None for nothing."""
 
 
 def load_splits(text: str | None, *, as_bytes: bool = False) -> Splits:

@@ -29,12 +29,14 @@ class Terms:
     u: Tensor | None = None  # [H, K]: added to the query in its product with keys
     v: Tensor | None = None  # [H, K]: added to the query in its product with r(d)
     gate: Tensor | None = None  # [J, H]: m(d), the soft span mask
-    # The largest distance that has a weight, if that is known. It changes no answer: what lies beyond it need
-    # not be computed.
     longest: int | None = None
-    # For a gate that is normalised as in the public code of adaptive spans. The softmax
-    # covers the distances up to `window`, and masked weights are divided by their sum plus `epsilon`.
+    """The largest distance that has a weight, if that is known. It changes no answer: what lies beyond it
+    need not be computed.
+    """
     window: Tensor | int | None = None
+    """Longest distance in the softmax, for a gate that is normalised as in the public code of adaptive spans:
+    masked weights are divided by their sum plus `epsilon`.
+    """
     epsilon: float = 0.0
 
 

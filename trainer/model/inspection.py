@@ -26,12 +26,12 @@ class Observation:
     """
 
     positions: int  # the number of tokens that the averages are over
-    # [L, H, R]: the mean weights (Dai et al. 2019, Figure 5).
     average: np.ndarray
-    # [L, H]: the mean share of persistent vectors in the same softmax, or None.
+    """[L, H, R]: the mean weights (Dai et al. 2019, Figure 5)."""
     persistent: np.ndarray | None
-    # The terms `a`, `b` and `d` (Figure 7), [L, H, R] each, or None.
+    """[L, H]: the mean share of persistent vectors in the same softmax, or None."""
     terms: dict[str, np.ndarray] | None
+    """The terms `a`, `b` and `d` (Figure 7), [L, H, R] each, or None."""
     stretch: range  # the targets of Figure 6
     weights: np.ndarray  # [L, H, targets, R]: the weights of these targets
     seen: np.ndarray  # bool [targets, R]: the distances that the mask makes visible to each target
@@ -197,8 +197,8 @@ class LearnedSpans:
 
     maximum: int  # the longest span that the model can learn
     spans: tuple[tuple[float, ...], ...]  # z [L][H] in tokens
-    # [L][H]: the longest distance to which each head gives any weight.
     longest_distances: tuple[tuple[int, ...], ...]
+    """[L][H]: the longest distance to which each head gives any weight."""
 
 
 def learned_spans(model: LanguageModel) -> LearnedSpans:

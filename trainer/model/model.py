@@ -33,13 +33,14 @@ class Visibility:
     """
 
     visible: Tensor  # bool [B, T, J]: whether a query sees a key; the segment's own keys are the last T
-    # bool [B, J]: keys before the stream began, which are read as hidden states of zero; None if they are
-    # masked.
     before_start: Tensor | None
+    """bool [B, J]: keys before the stream began, which are read as hidden states of zero; None if they are
+    masked.
+    """
     positions: Tensor  # int64 [B, T]: stream positions
     attention: AttentionFunction  # the function that computes attention, fast or naive
-    # The largest distance that any query may see; None if that is not known.
     longest: int | None = None
+    """The largest distance that any query may see; None if that is not known."""
 
     def nearest(self, memory: int, longest: int | None) -> Visibility:
         """The visibility of the last `memory` tokens of the memory and of the segment."""

@@ -56,10 +56,12 @@ class Facts:
     ranks: int  # number of processes whose random states are stored
     validations: tuple[Validation, ...]
     epoch: int  # how often the streams have started again
-    # The number of lanes of every validation of the run, and its most tokens; None for all. They stay as
-    # they were when the run began, because its scores are compared.
     lanes: int
+    """Number of lanes of every validation. It stays as it was when the run began, because scores are
+    compared.
+    """
     limit: int | None
+    """The most tokens of every validation, constant like `lanes`; None for all."""
     final: float | None  # bits per token of the whole held-out text at the end of training; None before
     held_out: str | None  # the SHA-256 of the held-out text, as `Source` has it
 
@@ -196,22 +198,24 @@ class Record:
     """The training of one run. A number is None if the run did not record it."""
 
     path: str
-    steps: int  # done so far
-    planned: int  # of the whole training
-    parameters: int | None  # trained values
-    tokens: int  # trained so far
-    # The best validation, in bits per token, and its step.
+    steps: int  # number of steps done
+    planned: int  # number of steps of the whole training
+    parameters: int | None  # number of trained values
+    tokens: int  # number of tokens trained
     best_bits: float | None
+    """The best validation, in bits per token."""
     best_step: int | None
+    """Step of the best validation."""
     final_bits: float | None  # the score of the whole held-out text at the end
-    # The best validation for each `byte` or `character` of the text, and which of the two.
     unit: str | None
+    """`byte` or `character`, the unit of `bits_per_unit`."""
     bits_per_unit: float | None
+    """The best validation for each unit of the text."""
     held_out: str | None  # the SHA-256 of the held-out text
     validate_tokens: int | None  # the most that a validation scores; None for the whole held-out text
-    learning_rate: float  # the highest of the schedule
+    learning_rate: float  # highest of the schedule
     tokens_per_second: float | None  # the median of what was logged
-    seconds: float | None  # of training, with validations
+    seconds: float | None  # duration of training, with validations
     training: Curve
     validations: Curve
 

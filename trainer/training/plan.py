@@ -57,13 +57,13 @@ class Text(NamedTuple):
     """What suits a text of at least this many bytes."""
 
     num_bytes: int
-    subwords: int  # tokens of the vocabulary
-    bytes_per_token: float  # of English in such a vocabulary, about
+    subwords: int  # size of the vocabulary
+    bytes_per_token: float  # approximate, for English in such a vocabulary
     largest: int  # index in SIZES
     batch: int
     segment: int
     dropout: float
-    passes: int  # over the text; with more the model learns the text by heart
+    passes: int  # passes over the text; with more the model learns it by heart
 
 
 TEXTS = (

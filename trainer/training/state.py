@@ -45,11 +45,11 @@ class Step:
     To read one (`float(step.nats)`) waits for the device, so a loop reads only what it shows.
     """
 
-    number: int  # of this step, from 1
-    nats: Tensor  # mean loss of a token before the step, of all processes []
-    gradient_norm: Tensor  # of the whole gradient before clipping []
-    learning_rate: float  # of this step
-    tokens: int  # the number of tokens that were trained, of all processes
+    number: int  # number of this step, from 1
+    nats: Tensor  # mean loss of a token before the step, over all processes []
+    gradient_norm: Tensor  # norm of the whole gradient before clipping []
+    learning_rate: float  # rate of this step
+    tokens: int  # number of tokens trained, over all processes
 
 
 @dataclass
@@ -63,25 +63,27 @@ class Training:
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     average: AveragedModel | None
-    # The memory of this process's lanes, for each of the `accumulate` parts that are computed one after
-    # another.
     lanes: list[LaneMemory]
+    """The memory of this process's lanes, for each of the `accumulate` parts that are computed one after
+    another.
+    """
     span_lengths: SpanLengths
     step: int = 0  # number of steps done
     at: int = 0  # index in the lanes where the next segment begins
     position: int = 0  # its stream position
     epoch: int = 0  # how often the streams have started again
     validations: list[Validation] = field(default_factory=list)
-    # Lanes of each validation, and its most tokens.
     validation_extent: tuple[int, int | None] = (1, None)
-    # The score of the whole held-out text at the end of training, in bits a token.
+    """Number of lanes of each validation, and its most tokens; None for all."""
     final: float | None = None
-    # Of the source, for checkpoints: `digest`, and `held_out`.
+    """The score of the whole held-out text at the end of training, in bits a token."""
     text: str = ""
+    """`digest` of the source, for checkpoints, like `held_out`."""
     held_out: str | None = None
-    # [3]: the first step whose objective or gradient norm was not finite, and these two numbers; the step is
-    # 0 while there was none. `refuse_not_finite` reads it.
     first_not_finite: Tensor = field(default_factory=lambda: torch.zeros(3))
+    """[3]: the first step whose objective or gradient norm was not finite, and these two numbers; the step is
+    0 while there was none. `refuse_not_finite` reads it.
+    """
 
     @classmethod
     def start(

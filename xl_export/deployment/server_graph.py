@@ -38,8 +38,8 @@ class SequenceGraph:
     inputs: tuple[TensorSpec, ...]  # that a client sends
     outputs: tuple[TensorSpec, ...]  # that a client gets
     control: TensorSpec  # the input that the server sets
-    # The input and output of each memory tensor, and of the position at the end.
     states: tuple[tuple[TensorSpec, TensorSpec], ...]
+    """The input and output of each memory tensor, and of the position at the end."""
 
     @property
     def all_inputs(self) -> tuple[TensorSpec, ...]:

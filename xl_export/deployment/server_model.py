@@ -40,7 +40,7 @@ class Request:
     end: bool = False  # whether it is the last request of the sequence
     cancelled: bool = False  # whether its client no longer waits for it
     targets: np.ndarray | None = None  # [T]: tokens to score; -1 for none
-    position: int | None = None  # how many tokens the client expects the sequence to have; None if unknown
+    position: int | None = None  # number of tokens that the client expects in the sequence; None if unknown
     logits: bool = True  # whether the logits of the token after the last one are wanted
 
 
@@ -50,7 +50,7 @@ class Answer:
 
     logits: np.ndarray | None  # float32 [V], if they were requested
     log_probs: np.ndarray | None  # float32 [T], if they were requested
-    position: int  # of the sequence after the request
+    position: int  # position of the sequence after the request
 
 
 class Sequences:

@@ -36,7 +36,7 @@ class Format:
     """How the values of a matrix are stored."""
 
     dtype: ir.DataType
-    largest: float  # the largest of them
+    largest: float  # largest value of the format
     in_blocks: bool = False  # see `BLOCK_SIZES`
 
 

@@ -23,9 +23,10 @@ class StepMask:
     batch: ir.Value
     mask: ir.Value  # float [B, 1, T, J]: 0 where a query sees a key, minus infinity where it does not
     row: ir.Value  # int64 [B, 1, T, J]: the row of the tables by distance for every query and key
-    # bool [B, 1, J, 1]: keys from before the stream began, which are read as hidden states of zero; None if
-    # the mask hides them.
     before_start: ir.Value | None
+    """bool [B, 1, J, 1]: keys from before the stream began, which are read as hidden states of zero; None if
+    the mask hides them.
+    """
     write_at: ir.Value | None  # int64 [B]: the ring's first slot to write; None for the other forms
     rows: dict[int, ir.Value] = field(default_factory=dict)
 

@@ -37,7 +37,7 @@ class WebMask(StepMask):
     """The mask of a step in floats; `mask` has `LEAST_SCORE` where a query does not see a key."""
 
     one_hot: ir.Value | None = None  # float [B, 1, S, T], 1 where a token is written to a slot
-    written: ir.Value | None = None  # bool [B, 1, S, 1], whether a slot is
+    written: ir.Value | None = None  # bool [B, 1, S, 1], whether a slot is written
     sees: ir.Value | None = None  # float [B, 1, T, 1], 1 where a query sees any key; None if all do
 
 

@@ -30,13 +30,13 @@ class Block:
     """Some texts of a file."""
 
     file: str  # path or URL
-    form: Format | None  # of its lines; None for Parquet
-    start: int  # in bytes; in Parquet the number of the row group
-    stop: int  # in bytes; in Parquet the number of the next row group
-    line: int  # the first line or row, from 1
-    texts: int  # how many there are
-    sha256: str  # of its bytes; for Parquet see `_hash_of_group`
-    first: int = 1  # the number of its first text in the corpus, from 1
+    form: Format | None  # form of the lines; None for Parquet
+    start: int  # first byte; in Parquet the number of the row group
+    stop: int  # byte after the last; in Parquet the number of the next row group
+    line: int  # number of the first line or row, from 1
+    texts: int  # number of texts
+    sha256: str  # hash of the bytes; for Parquet see `_hash_of_group`
+    first: int = 1  # number of the first text in the corpus, from 1
 
 
 def list_files(patterns: str) -> list[str]:

@@ -88,8 +88,8 @@ class Attributes:
     full_mask: int  # 1 for the mask rule `full`, 0 for `same-length`
     nearest: int  # the smallest distance that is visible to a token: 0 if a token sees itself, else 1
     initial_masked: int  # 1 if nothing precedes a text, 0 if the whole memory is visible from the first token
-    # How many persistent vectors are used. The tables hold at least one, so that no tensor is empty.
     persistent: int
+    """Number of persistent vectors in use. The tables hold at least one, so that no tensor is empty."""
 
     @classmethod
     def of(cls, rule: MemoryRule, *, persistent: int = 0) -> Attributes:

@@ -83,8 +83,10 @@ class SpecialTokens:
     end_of_document: int | None = None  # follows each document in training, and ends a generated text
     beginning: int | None = None  # precedes a text in some projects
     unknown: int | None = None  # replaces what the vocabulary lacks
-    # Fills rows in some projects. Here rows are padded by their positions, and this token is never a target.
     padding: int | None = None
+    """Token that fills rows in some projects. Here rows are padded by their positions, and it is never a
+    target.
+    """
     end_of_line: int | None = None  # a newline in a vocabulary of words
 
     @property

@@ -49,9 +49,10 @@ class Engine(Protocol):
     size: int
     special: SpecialTokens
     all_bytes: bool  # whether the text is exactly the bytes of all tokens
-    # Whether a later byte can still change a whole character before it, because the library decodes a run of
-    # byte tokens as a whole: to characters if all of it is UTF-8, and otherwise to U+FFFD for each byte.
     byte_runs: bool
+    """Whether a later byte can still change a whole character before it, because the library decodes a run of
+    byte tokens as a whole: to characters if all of it is UTF-8, and otherwise to U+FFFD for each byte.
+    """
 
     def encode(self, text: str) -> list[int]: ...
 

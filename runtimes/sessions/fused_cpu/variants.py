@@ -44,7 +44,7 @@ class Variant(NamedTuple):
 
     name: str
     features: tuple[str, ...]  # by the operating system's names (see `features`)
-    flags: tuple[str, ...]  # of the compiler, for exactly these features
+    flags: tuple[str, ...]  # compiler flags for exactly these features
 
     @property
     def file(self) -> str:

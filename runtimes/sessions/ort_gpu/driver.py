@@ -24,9 +24,9 @@ class DriverFacts:
     """What NVIDIA's driver reports."""
 
     gpus: tuple[Gpu, ...] = ()
-    # The newest CUDA release that it supports, such as (13, 0). Many drivers have the same one.
     cuda: tuple[int, int] = (0, 0)
-    version: str | None = None  # of the driver, such as 580.65.06; None if it is unknown
+    """The newest CUDA release that it supports, such as (13, 0). Many drivers have the same one."""
+    version: str | None = None  # version of the driver, such as 580.65.06; None if unknown
     fault: str | None = None  # why no GPU can be used, as a part of a sentence; None if one can
 
 

@@ -28,8 +28,8 @@ class Foreign:
 
     name: str
     args: tuple[Any, ...] = ()  # the arguments that it was made with
-    # Its attributes, or another value if the class has its own way of pickling.
     state: Any = field(default_factory=dict)
+    """Its attributes, or another value if the class has its own way of pickling."""
     items: list[Any] = field(default_factory=list)  # its content, if the class is a list
     entries: dict[Any, Any] = field(default_factory=dict)  # its content, if the class is a dictionary
 

@@ -27,13 +27,13 @@ class Case:
     first: tuple[int, ...] = (1000,)  # the position of each row's first token
     span: int | None = None  # the distance in tokens from which a soft mask is zero
     slot: tuple[int, ...] = ()  # the slot of each row's first query in a ring; empty without a ring
-    spare: int = 0  # how many slots the ring has besides M + T, as after a segment was cut
+    spare: int = 0  # number of ring slots beyond M + T, as after a segment was cut
     full_mask: int = 0
     nearest: int = 0
     initial_masked: int = 1
     persistent: int = 0
-    scale: int = 1  # of queries and u and v; if it is not 1 they are whole numbers, whose sums are exact
-    dtype: Literal["float16", "float32"] = "float16"  # of everything but the positions and slots
+    scale: int = 1  # scale of queries, u and v; if not 1, they are whole numbers, whose sums are exact
+    dtype: Literal["float16", "float32"] = "float16"  # type of everything but the positions and slots
 
     @property
     def attributes(self) -> Attributes:
