@@ -66,7 +66,8 @@ def limits(hint: Any) -> tuple[Any, list[Range | Word]]:
 
 
 def refuse_out_of_range(record: Any, section: str = "") -> None:
-    """Raises ConfigError for a number of a dataclass that is out of the range of its type.
+    """Raises ConfigError for a value of a dataclass that is out of the range, or none of the choices, of its
+    type.
 
     section: goes before the name of the field in the message, such as `model.`.
     """
@@ -80,6 +81,8 @@ def _refuse_beyond(hint: Any, value: Any, *, where: str) -> None:
         if value not in limit:
             raise ConfigError(f"{where} is {value!r:.60}; expected {limit.expected}.")
     args = typing.get_args(plain)
+    if typing.get_origin(plain) is typing.Literal and value not in args:
+        raise ConfigError(f"{where} is {value!r:.60}; expected one of {', '.join(map(str, args))}.")
     if typing.get_origin(plain) is tuple:
         for item in value:
             _refuse_beyond(args[0], item, where=where)

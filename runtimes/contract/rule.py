@@ -6,8 +6,9 @@ A trained model, its artefact and every score share one.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from runtimes.base.options import Option
 from runtimes.base.records import refuse_out_of_range
 from runtimes.contract.model_facts import MAX_SIZE, Positive, Size
 
@@ -20,21 +21,32 @@ InitialMemory = Literal["masked", "zeros"]
 class MemoryRule:
     """Memory length, segment length and mask (Dai et al. 2019, section 3.2 and Appendix B)."""
 
-    mem_len: Size
-    """The number of tokens remembered (M)."""
-    segment: Positive
-    """The largest number of tokens in one step (T)."""
-    mask: Mask = "same-length"
-    """With `same-length` every token sees itself and the M tokens before it, so cutting a stream into
-    segments never changes a score. With `full` the first token of a segment sees M tokens and the last one
-    M + T - 1.
-    """
-    clamp_len: Positive | None = None
-    """Longer distances use the position vector of this one; null for no clamp."""
-    initial_memory: InitialMemory = "masked"
-    """What comes before the first token: nothing (`masked`), or M hidden states of zero that are attended to,
-    as in the TensorFlow and Hugging Face implementations (`zeros`).
-    """
+    mem_len: Annotated[Size, Option("--mem-len", "The number of tokens remembered (M).")]
+    segment: Annotated[Positive, Option("--segment", "The largest number of tokens in one step (T).")]
+    mask: Annotated[
+        Mask,
+        Option(
+            "--mask",
+            "same-length: every token sees itself and the M tokens before it, so cutting a text into "
+            "segments never changes a score. full: the first token of a segment sees M tokens and the last "
+            "one M + T - 1.",
+        ),
+    ] = "same-length"
+    clamp_len: Annotated[
+        Positive | None,
+        Option(
+            "--clamp-len",
+            "Longer distances use the position vector of this one; null, or 0 as an option, for no clamp.",
+        ),
+    ] = None
+    initial_memory: Annotated[
+        InitialMemory,
+        Option(
+            "--initial-memory",
+            "What comes before the first token: nothing (masked), or M hidden states of zero that are "
+            "attended to, as in the TensorFlow and Hugging Face implementations (zeros).",
+        ),
+    ] = "masked"
     include_self: bool = True
     """Whether a token sees itself. Sukhbaatar et al. (2019b) leave it out."""
 

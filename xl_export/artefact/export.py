@@ -11,7 +11,6 @@ import dataclasses
 import functools
 from collections.abc import Collection
 from pathlib import Path
-from typing import get_args
 
 from runtimes.base.errors import ArtefactError, ConfigError, MissingPackageError
 from runtimes.base.files import read_bytes
@@ -43,12 +42,12 @@ from trainer.model.config import ModelConfig
 from trainer.run.checkpoint import Run, load_run
 from trainer.run.history import history_of
 from trainer.run.session import ProjectedTorchSession
-from xl_export.artefact.pack import refuse_other_storage
+from xl_export.artefact.options import ExportOptions
+from xl_export.artefact.pack import refuse_too_many
 from xl_export.artefact.quality import held_out
 from xl_export.artefact.write import (
     WriteGraphs,
     finite_arrays,
-    precisions_for,
     refuse_if_too_large,
     refuse_needless_text,
     stamp,
@@ -114,12 +113,20 @@ def export(
     out = Path(out)
     sources = [run, *([text] if text else [])]
     refuse_existing(out, ARTEFACT, force=force, sources=sources)
-    if exporter not in get_args(Exporter):
-        raise ConfigError(f"exporter is {exporter!r:.20}; expected one of {', '.join(get_args(Exporter))}.")
-    precision, memory_precision = precisions_for(target, precision, memory_precision)
-    check_combinations(exporter, target, attention)
+    precision, memory_precision = ExportOptions(
+        exporter=exporter,
+        memory=memory,
+        target=target,
+        attention=attention,
+        precision=precision,
+        memory_precision=memory_precision,
+        text=text,
+        storage=storage,
+        rows=rows,
+        tokens=tokens,
+    ).precisions
     trained = load_run(run)
-    refuse_other_storage(storage, target, trained.model.facts().parameters, precision)
+    refuse_too_many(trained.model.facts().parameters, storage, precision)
     chosen = rule or trained.config.evaluation
     form = form_for(target, memory, chosen, trained.config.model, exporter)
     spec = make_spec(trained, chosen, form, target, precision, memory_precision)
@@ -131,9 +138,8 @@ def export(
         others.append(CUDA_GRAPH)
     if exporter == "trace":
         # torch.export is slow to import.
-        from xl_export.artefact.traced import fixed_tokens, refuse_precisions
+        from xl_export.artefact.traced import fixed_tokens
 
-        refuse_precisions(target, precision, memory_precision)
         # Every head has the whole memory, even if it learned a shorter span.
         facts = dataclasses.replace(spec.model, reaches=())
         spec = dataclasses.replace(
@@ -144,8 +150,6 @@ def export(
             fixed_rows=rows,
             fixed_tokens=fixed_tokens(spec, rows, tokens),
         ).completed()
-    elif rows is not None or tokens is not None:
-        raise ConfigError("--rows and --tokens are for a traced graph; give --exporter trace.")
     refuse_needless_text(text, spec)
     refuse_if_too_large(spec)
     measured_on = held_out(run, trained.vocab, text) if spec.lossy else None
@@ -186,24 +190,6 @@ def export(
             ) from error
         raise
     return out
-
-
-def check_combinations(exporter: Exporter, target: Target, attention: Attention | None) -> None:
-    """Raises ConfigError for an exporter, a target and a kind of attention that do not fit together."""
-    if exporter == "trace" and target == "web":
-        raise ConfigError(
-            "--target web writes the graph with operators of WebGPU, and --exporter trace takes PyTorch's "
-            "own; leave one of them out."
-        )
-    if exporter == "trace" and attention:
-        raise ConfigError(
-            "--attention-as is for a graph that is written, and --exporter trace takes PyTorch's own "
-            "attention; leave one of them out."
-        )
-    if attention and target == "web":
-        raise ConfigError("--attention-as is not for --target web; leave one of them out.")
-    if attention == "native" and target == "onnxruntime":
-        raise ConfigError("--attention-as operators is for --target tensorrt; leave it out, or give both.")
 
 
 def form_for(

@@ -10,7 +10,6 @@ import dataclasses
 import shutil
 import tempfile
 from pathlib import Path
-from typing import get_args
 
 import onnx_ir as ir
 
@@ -18,7 +17,7 @@ from runtimes.base.errors import ArtefactError, ConfigError, first_line
 from runtimes.base.files import atomic_file
 from runtimes.contract.precision import PRESETS, Precision
 from runtimes.contract.reference import Reference
-from runtimes.contract.spec import GRAPH, OPERATORS, ORT_GRAPH, WEIGHTS, Spec, Storage, Target
+from runtimes.contract.spec import GRAPH, OPERATORS, ORT_GRAPH, WEIGHTS, Spec, Storage
 from runtimes.contract.vocabulary import Vocab
 from runtimes.sessions.onnx_runtime import OrtSession
 from xl_export.artefact.validate import refuse_other_answers
@@ -28,21 +27,8 @@ from xl_export.graph.ops import quiet
 MAX_FILE_BYTES = (1 << 31) - (1 << 24)
 
 
-def refuse_other_storage(storage: Storage, target: Target, parameters: int, precision: Precision) -> None:
-    """Raises ConfigError for a storage that is unknown, that the target does not support, or that is too
-    small for this number of parameters.
-    """
-    if storage not in get_args(Storage):
-        raise ConfigError(f"storage is {storage!r:.20}; expected one of {', '.join(get_args(Storage))}.")
-    if storage != "external" and target != "onnxruntime":
-        raise ConfigError(
-            f"--{storage} is for --target onnxruntime, and --target is {target}; leave out one of them."
-        )
-    if storage == "ort" and precision == "int8-stored":
-        raise ConfigError(
-            "--ort writes int8-stored weights as fp32, because its converter computes what loading would; "
-            "give --precision int8, or leave out --ort."
-        )
+def refuse_too_many(parameters: int, storage: Storage, precision: Precision) -> None:
+    """Raises ConfigError for a storage that surely cannot hold so many parameters."""
     if storage != "external":
         _refuse_size(PRESETS[precision].bits * parameters // 8, storage)
 

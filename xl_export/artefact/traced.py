@@ -18,10 +18,8 @@ from runtimes.base.errors import ConfigError
 from runtimes.base.folders import refuse_existing
 from runtimes.base.kinds import ARTEFACT
 from runtimes.base.machine import package_versions
-from runtimes.base.ranges import Range
-from runtimes.contract.memory import MAX_BATCH
 from runtimes.contract.memory_identity import MemoryIdentity
-from runtimes.contract.precision import MEMORY_PRESETS, QUANTISED, MemoryPrecision, MemoryType, Precision
+from runtimes.contract.precision import QUANTISED, MemoryPrecision, MemoryType, Precision
 from runtimes.contract.promises import PROMISES, Promise
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import GRAPH, Spec, Target
@@ -29,10 +27,10 @@ from runtimes.contract.tensors import AnyForm
 from runtimes.contract.vocabulary import Vocab
 from runtimes.contract.vocabulary.files import vocab_from_file
 from runtimes.sessions.onnx_runtime import OrtSession
+from xl_export.artefact.options import ExportOptions
 from xl_export.artefact.quality import first_tokens
 from xl_export.artefact.write import (
     finite_arrays,
-    precisions_for,
     refuse_if_too_large,
     refuse_needless_text,
     stamp,
@@ -97,8 +95,10 @@ def trace(
     out = Path(out)
     sources = [text] if text else []
     refuse_existing(out, ARTEFACT, force=force, sources=sources)
-    precision, memory_precision = precisions_for(target, precision, memory_precision)
-    refuse_precisions(target, precision, memory_precision)
+    options = ExportOptions(
+        exporter="trace", target=target, precision=precision, memory_precision=memory_precision, rows=rows
+    )
+    precision, memory_precision = options.precisions
     if precision != "fp32" and (sentence := shadowed()):  # what lowers a graph imports `trainer`
         raise ConfigError(sentence)
     refuse_other_modules(module)
@@ -109,7 +109,6 @@ def trace(
         raise ConfigError(
             f"without has {min(unknown, key=str)!r:.40}; expected some of {', '.join(PROMISES)}."
         )
-    refuse_other_rows(rows)
     with restored(module):
         step = ModuleStep(module.eval(), rows)
         refuse_state(step, rule.segment)
@@ -166,21 +165,6 @@ def refuse_other_rules(rule: MemoryRule) -> None:
                 f"{name} is {value!r}, and a module that is traced decides this itself; leave it at "
                 f"{default!r}."
             )
-
-
-def refuse_precisions(target: Target, precision: Precision, memory_precision: MemoryPrecision) -> None:
-    """Raises ConfigError for memory with scales, which a traced step does not have, and for quantised
-    weights in a graph for engines, because a trace lacks the names of the layers' matrices.
-    """
-    if target == "tensorrt" and precision in QUANTISED:
-        raise ConfigError(
-            f"a traced step for TensorRT has its weights in fp16 or fp32, and {precision} was given; give "
-            "one of the two."
-        )
-    if MEMORY_PRESETS[memory_precision].scaled:
-        raise ConfigError(
-            f"a traced step has no scales for memory in {memory_precision}; give memory in fp16."
-        )
 
 
 def refuse_for_named(spec: Spec, text: Path | None) -> None:
@@ -249,12 +233,6 @@ def module_spec(step: ModuleStep, vocab: Vocab | None, rule: MemoryRule, memory:
     ).completed()
 
 
-def refuse_other_rows(rows: int | None) -> None:
-    """Raises ConfigError for a number of rows that no step has."""
-    if rows is not None:
-        Range(1, MAX_BATCH, whole=True).check("rows", rows, ConfigError)
-
-
 def fixed_tokens(spec: Spec, rows: int | None, tokens: Collection[int] | None) -> tuple[int, ...]:
     """The numbers of tokens that get a graph of their own; empty if there is one graph.
 
@@ -267,7 +245,6 @@ def fixed_tokens(spec: Spec, rows: int | None, tokens: Collection[int] | None) -
         raise ConfigError(
             "tokens was given without rows, and both fix the sizes of a graph; give rows=1 too."
         )
-    refuse_other_rows(rows)
     if spec.model.selective:
         raise ConfigError(
             f"rows is {rows}, and a vocabulary of {spec.model.vocab_size} tokens needs a graph whose sizes "

@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import onnx_ir as ir
@@ -24,11 +23,11 @@ from runtimes.base.kinds import ARTEFACT
 from runtimes.base.machine import refuse_beyond_memory
 from runtimes.base.records import json_text, to_json
 from runtimes.base.sealed import file_facts
-from runtimes.contract.precision import MEMORY_PRESETS, Measured, MeasuredStep, MemoryPrecision, Precision
+from runtimes.contract.precision import Measured, MeasuredStep
 from runtimes.contract.reference import Reference, StepReference, save_reference
 from runtimes.contract.sampling import GENAI, Sampler, write_sampling
 from runtimes.contract.session import Session
-from runtimes.contract.spec import GRAPH, Spec, Target, save_spec
+from runtimes.contract.spec import GRAPH, Spec, save_spec
 from runtimes.contract.vocabulary import Vocab, save_vocab
 from runtimes.sessions.graph import GraphSession
 from runtimes.sessions.onnx_runtime import OrtSession
@@ -49,40 +48,6 @@ from xl_export.tracing.progress import stage
 # Writes the graphs of a spec with their weights to a folder. Returns a session over each graph by its file
 # name, or None for a graph that this machine cannot run.
 WriteGraphs = Callable[[Spec, Path], Mapping[str, GraphSession | None]]
-
-
-def precisions_for(
-    target: Target, precision: Precision | None, memory_precision: MemoryPrecision | None
-) -> tuple[Precision, MemoryPrecision]:
-    """Returns the precisions of weights and memory.
-
-    Raises ConfigError if the target does not support them, or for an unknown target or precision.
-    """
-    for name, value, choices in (
-        ("target", target, get_args(Target)),
-        ("precision", precision, get_args(Precision)),
-        ("memory_precision", memory_precision, get_args(MemoryPrecision)),
-    ):
-        if value is not None and value not in choices:
-            raise ConfigError(f"{name} is {value!r:.20}; expected one of {', '.join(choices)}.")
-    if target != "tensorrt":
-        if target == "web" and memory_precision and MEMORY_PRESETS[memory_precision].scaled:
-            raise ConfigError(
-                f"WebGPU has no numbers of 8 bits, as a memory in {memory_precision} needs; give it in "
-                "fp16, or another target than web: browsers compute other graphs in WebAssembly."
-            )
-        return precision or "fp32", memory_precision or "fp32"
-    if precision == "int8-stored":
-        raise ConfigError(
-            "int8-stored weights are widened when ONNX Runtime loads the graph, and TensorRT keeps weights "
-            "as they are stored; give int8, or another target than tensorrt."
-        )
-    if memory_precision is not None:
-        raise ConfigError(
-            f"a precision of the memory was given, {memory_precision}, and a graph for TensorRT has memory "
-            "in fp16, or in fp32 with weights in fp32; leave it out."
-        )
-    return precision or "fp16", "fp32" if precision == "fp32" else "fp16"
 
 
 def refuse_needless_text(text: Path | None, spec: Spec) -> None:

@@ -6,30 +6,23 @@ import dataclasses
 import re
 import warnings
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import click
 
 from runtimes.base.errors import UserError, needs
+from runtimes.base.options import declared
 from runtimes.base.records import to_json
 from runtimes.cli.group import LongCommand
-from runtimes.cli.options import json_option, show
+from runtimes.cli.options import json_option, options_of, show
 from runtimes.contract.engine import Attention
-from runtimes.contract.memory import MAX_BATCH
-from runtimes.contract.precision import (
-    Measured,
-    MemoryPrecision,
-    Precision,
-    named,
-    per_stream,
-    sentence,
-)
-from runtimes.contract.rule import InitialMemory, Mask
-from runtimes.contract.spec import Exporter, Storage, Target, load_spec
-from runtimes.contract.tensors import Form
+from runtimes.contract.precision import Measured, named, per_stream, sentence
+from runtimes.contract.rule import MAX_LENGTH, MemoryRule
+from runtimes.contract.spec import Storage, load_spec
 from runtimes.sessions.open import describe
 from runtimes.tasks.check import check
 from runtimes.tasks.describe import next_command
+from xl_export.artefact.options import ExportOptions
 from xl_export.cli.options import (
     PACKAGES,
     force_option,
@@ -40,16 +33,17 @@ from xl_export.cli.options import (
 
 # What the option says: the attention for which the graph is written.
 ATTENTION_AS: dict[str, Attention] = {"node": "plugin", "operators": "native"}
-RULE = ("mem_len", "segment", "mask", "clamp_len", "initial_memory")  # options that change the memory rule
 
 
-def _counts(ctx: click.Context, option: click.Parameter, value: str | None) -> tuple[int, ...] | None:
-    """Numbers that are separated by commas."""
-    if value is None:
-        return None
-    if not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*", value):
-        raise click.BadParameter(f"{value!r:.40} is no list of numbers such as 1,16.", ctx, option)
-    return tuple(map(int, value.split(",")))
+class Counts(click.ParamType):
+    """Numbers that are separated by commas, such as `1,16`."""
+
+    name = "list"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, ...]:
+        if not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*", value):
+            self.fail(f"{value!r:.40} is no list of numbers such as 1,16.", param, ctx)
+        return tuple(map(int, value.split(",")))
 
 
 @click.command(
@@ -64,85 +58,8 @@ def _counts(ctx: click.Context, option: click.Parameter, value: str | None) -> t
 )
 @click.argument("run", type=click.Path(path_type=Path))
 @out_option
-@click.option(
-    "--exporter",
-    type=click.Choice(get_args(Exporter)),
-    default="graph",
-    show_default=True,
-    help="graph writes the ONNX graph node by node. trace lets PyTorch trace the step, as xl_export.trace "
-    "does; it needs onnxscript, and heads with learned spans keep the whole memory.",
-)
-@click.option(
-    "--memory",
-    type=click.Choice(get_args(Form)),
-    help="Form of the memory. ring writes keys and values in place: the fastest, and the default. shift "
-    "moves them at each step, for older opsets and for engines of models that cannot use a ring. hidden "
-    "keeps the hidden states, as in the paper; it is slow.",
-)
-@click.option(
-    "--mem-len",
-    type=click.IntRange(min=0),
-    help="Tokens that the artefact remembers (M). Default: as in the run.",
-)
-@click.option(
-    "--segment",
-    type=click.IntRange(min=1),
-    help="Most tokens in one step (T). Default: as in the run.",
-)
-@click.option(
-    "--mask",
-    type=click.Choice(get_args(Mask)),
-    help="same-length: a token sees the M tokens before it. full: it sees all of the memory and of its "
-    "segment before it. Default: as in the run.",
-)
-@click.option(
-    "--clamp-len",
-    type=click.IntRange(min=0),
-    help="Largest distance with a position of its own; 0 for no limit. Default: as in the run.",
-)
-@click.option(
-    "--initial-memory",
-    type=click.Choice(get_args(InitialMemory)),
-    help="What the first tokens of a text see before it: nothing (masked), or a memory of zeros. Default: as "
-    "in the run.",
-)
-@click.option(
-    "--target",
-    type=click.Choice(get_args(Target)),
-    default="onnxruntime",
-    show_default=True,
-    help="The runtime of the graph. tensorrt: a float16 graph; sessions cut a segment at the end of the "
-    "ring. web: only operators that browsers compute on the GPU (WebGPU). ONNX Runtime runs all three.",
-)
-@click.option(
-    "--attention-as",
-    type=click.Choice(list(ATTENTION_AS)),
-    help="node: one operator for the attention of a layer. With --target tensorrt (the default there) "
-    "`xl-export build` replaces it by standard operators or by the Triton kernels; otherwise a second "
-    "graph, cuda.onnx, launches one kernel per layer on the device cuda. operators: ONNX Attention, "
-    "with --target tensorrt only; TensorRT has fused kernels for it, which add in float16.",
-)
-@click.option(
-    "--precision",
-    type=click.Choice(get_args(Precision)),
-    help="Precision of the weights. fp16 and int8-stored make the file smaller; int8-stored is loaded as "
-    "fp32 if the runtime has no fast int8. int8 and int4 also make large models faster and lose some "
-    "accuracy. Default: fp32, or fp16 with --target tensorrt.",
-)
-@click.option(
-    "--memory-precision",
-    type=click.Choice(get_args(MemoryPrecision)),
-    show_default="fp32",
-    help="Precision of the memory. fp16 halves the bytes of a stream at no cost in speed with the fused CPU "
-    "operator. int8 halves them again; it needs ring memory, and is slow without the fused CPU "
-    "operator.",
-)
-@click.option(
-    "--text",
-    type=click.Path(path_type=Path),
-    help="Held-out text on which the loss of a lower precision is measured. By default the test text of the "
-    "run.",
-)
+@options_of(ExportOptions, attention=click.Choice(list(ATTENTION_AS)), tokens=Counts())
+@options_of(MemoryRule, defaults=False, clamp_len=click.IntRange(0, MAX_LENGTH))
 @click.option(
     "--single-file",
     is_flag=True,
@@ -155,19 +72,6 @@ def _counts(ctx: click.Context, option: click.Parameter, value: str | None) -> t
     help="Write graph and weights as step.ort, the format of ONNX Runtime for mobile, and "
     "required_operators.config for a reduced build of it.",
 )
-@click.option(
-    "--rows",
-    type=click.IntRange(1, MAX_BATCH),
-    help="With --exporter trace: fix all sizes, as the accelerators of phones need it. Each step has exactly "
-    "this many rows of --segment tokens.",
-)
-@click.option(
-    "--tokens",
-    metavar="LIST",
-    callback=_counts,
-    help="With --rows: write a graph for each of these numbers of tokens, such as 1,16, over one file of "
-    "weights. The largest is --segment. A step may then have any number of tokens up to it.",
-)
 @triton_option
 @triton_backend_option
 @force_option
@@ -175,7 +79,7 @@ def _counts(ctx: click.Context, option: click.Parameter, value: str | None) -> t
 def export_command(
     run: Path,
     out: Path,
-    attention_as: str | None,
+    attention: str | None,
     single_file: bool,
     ort: bool,
     triton: Path | None,
@@ -214,7 +118,7 @@ def export_command(
             "target than web."
         )
     storage: Storage = "single-file" if single_file else "ort" if ort else "external"
-    given = {name: choices.pop(name) for name in RULE}
+    given = {each.field.name: choices.pop(each.field.name) for each in declared(MemoryRule)}
     changes = {name: value for name, value in given.items() if value is not None}
     if choices["tokens"]:
         changes.setdefault("segment", max(choices["tokens"]))
@@ -229,7 +133,7 @@ def export_command(
             run,
             out,
             rule=rule,
-            attention=ATTENTION_AS[attention_as] if attention_as else None,
+            attention=ATTENTION_AS[attention] if attention else None,
             storage=storage,
             force=force,
             **choices,

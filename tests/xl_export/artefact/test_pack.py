@@ -19,7 +19,7 @@ from tests.commands import refused, xl
 from tests.sealing import identity
 from xl_export.artefact import pack as packing
 from xl_export.artefact.export import export
-from xl_export.artefact.pack import refuse_other_storage
+from xl_export.artefact.pack import refuse_too_many
 
 FILES = {"single-file": {GRAPH}, "ort": {ORT_GRAPH, OPERATORS}}
 
@@ -98,7 +98,7 @@ def test_more_than_a_file_can_hold_is_refused(
     with pytest.raises(
         UserError, match=r"2,400,000,000 bytes, and one file with both has at most 2,130,706,432"
     ):
-        refuse_other_storage("single-file", "onnxruntime", 600_000_000, "fp32")
+        refuse_too_many(600_000_000, "single-file", "fp32")
     monkeypatch.setattr(packing, "MAX_FILE_BYTES", 10_000)
     for storage in FILES:
         with pytest.raises(UserError, match=f"leave out --{storage}, or give a --precision"):
