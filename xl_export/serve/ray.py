@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from ray import serve
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
@@ -22,14 +22,16 @@ from starlette.responses import JSONResponse, Response
 
 from runtimes.base.errors import ConfigError, UserError
 from runtimes.base.files import writing
+from runtimes.base.ranges import POSITIVE, Range
 from runtimes.base.records import from_json
 from runtimes.sessions.open import open_session
-from xl_export.serve.core.settings import EngineSettings
+from xl_export.serve.core.settings import EngineSettings, Queue, Rows
 from xl_export.serve.http.base.errors import RefusedError, refusal_of
 from xl_export.serve.replica import Replica, SharedStreams, read_body
 
 ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 PATH = "/streams/"
+Seconds = Annotated[int, Range(0, whole=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,31 +42,26 @@ class Deployment:
     """An artefact with ring memory, at the same path on every machine."""
     streams: str
     """A folder that all replicas share, at the same path on every machine."""
-    replicas: int = 1
+    replicas: Annotated[int, POSITIVE] = 1
     """The fewest, which is also how many there are at first."""
-    most_replicas: int | None = None
+    most_replicas: Annotated[int, POSITIVE] | None = None
     """The most; without it their number is fixed."""
-    add_seconds: int = 30
+    add_seconds: Seconds = 30
     """Ray adds replicas when each had more than `rows` requests for this many seconds."""
-    remove_seconds: int = 600
+    remove_seconds: Seconds = 600
     """Ray removes replicas when fewer would have been enough for this many seconds."""
-    leave_seconds: int = 120
+    leave_seconds: Seconds = 120
     """Seconds that a removed replica has to finish its requests."""
-    rows: int = 32
+    rows: Rows = 32
     """Number of rows of each replica."""
-    queue: int = 1024
+    queue: Queue = 1024
     """Number of requests that may wait in each replica."""
-    threads: int = 1
+    threads: Annotated[int, POSITIVE] = 1
     """Number of CPUs of each replica."""
-    ram_bytes: int = 1 << 28
+    ram_bytes: Annotated[int, Range(0, whole=True)] = 1 << 28
     """Bytes of streams that each replica keeps in RAM."""
 
     def __post_init__(self) -> None:
-        least = dict.fromkeys(("replicas", "rows", "queue", "threads"), 1)
-        least |= dict.fromkeys(("add_seconds", "remove_seconds", "leave_seconds"), 0)
-        for name, number in least.items():
-            if getattr(self, name) < number:
-                raise ConfigError(f"{name} is {getattr(self, name)}; expected at least {number}.")
         if self.most_replicas is not None and self.most_replicas < self.replicas:
             raise ConfigError(
                 f"most_replicas is {self.most_replicas} and replicas, the fewest, is {self.replicas}; give "

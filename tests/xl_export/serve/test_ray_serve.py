@@ -225,9 +225,12 @@ def test_streams_survive_scaling_up_and_down(tmp_path: Path) -> None:
     ("wrong", "sentence"),
     [
         ({"replicas": "3", "most_replicas": "2"}, "most_replicas is 2 and replicas, the fewest, is 3; give"),
-        ({"replicas": "0"}, "replicas is 0; expected at least 1"),
+        ({"replicas": "0"}, "'replicas': expected a whole number of at least 1, found the number 0"),
         ({"most_replicas": "some"}, "'most_replicas': expected a whole number, found the text 'some'"),
-        ({"remove_seconds": -1}, "remove_seconds is -1; expected at least 0"),
+        (
+            {"remove_seconds": -1},
+            "'remove_seconds': expected a whole number of at least 0, found the number -1",
+        ),
         ({"max_replicas": "2"}, "unknown key 'max_replicas'; .* known keys are .* most_replicas"),
     ],
 )

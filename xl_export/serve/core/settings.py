@@ -8,22 +8,23 @@ from typing import Annotated
 from runtimes.base.options import MB, Option
 from runtimes.base.ranges import POSITIVE, Range
 
+Rows = Annotated[int, Range(1, 4096, whole=True)]
+Queue = Annotated[int, Range(1, 1 << 20, whole=True)]
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
     """The sizes of the engine of a model."""
 
     rows: Annotated[
-        int,
-        Range(1, 4096, whole=True),
+        Rows,
         Option(
             "--rows",
             "The number of streams that advance at once; others wait. Each row needs the memory of a stream.",
         ),
     ] = 32
     queue: Annotated[
-        int,
-        Range(1, 1 << 20, whole=True),
+        Queue,
         Option(
             "--queue", "The number of requests that may wait for a row; more are answered with status 429."
         ),
