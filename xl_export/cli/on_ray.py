@@ -120,9 +120,9 @@ def _url(source: Path) -> str:
 
 
 def _eval(*, ray: str, actors: int | None, work: Path | None, **options: Any) -> None:
-    with needs("ray", "fsspec"):
-        from xl_export.offline.cluster import cluster
-        from xl_export.offline.evaluate import evaluate_on_ray
+    from xl_export.offline.cluster import cluster
+    from xl_export.offline.evaluate import evaluate_on_ray
+
     if any(mark in str(options[name]) for name in ("mem_len", "segment", "clamp_len") for mark in ",:"):
         raise UserError("--ray scores one setting at a time; give one value of each option.")
     if work is None:
