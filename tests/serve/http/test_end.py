@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import tempfile
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +14,7 @@ import pytest
 from tests.serve.http.conftest import running, sources
 from xl_export.serve.core.engine import Engine
 from xl_export.serve.http import serving
+from xl_export.serve.http.base.server import Server
 from xl_export.serve.streams.store import StreamStore
 
 PROMISED = 5.0
@@ -50,3 +54,27 @@ def test_an_engine_whose_step_does_not_end_is_waited_for_no_longer(
             patch.setattr(engine, "_thread", SimpleNamespace(is_alive=lambda: True, join=join))
             engine.stop(within=1.5)
     assert waited == [1.5]
+
+
+def test_an_end_while_models_are_opened_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    began, goes_on = threading.Event(), threading.Event()
+
+    def opened(store: StreamStore) -> None:
+        began.set()
+        goes_on.wait(60)
+
+    async def ended() -> None:
+        source: Any = SimpleNamespace(name="m", open=opened)
+        start = asyncio.create_task(Server([source]).start())
+        assert await asyncio.to_thread(began.wait, 60)
+        assert list(tmp_path.iterdir())
+        start.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await start
+        goes_on.set()
+
+    asyncio.run(ended())
+    assert list(tmp_path.iterdir()) == []

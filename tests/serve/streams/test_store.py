@@ -213,6 +213,23 @@ def test_appended_tokens_cost_no_snapshot(streams: Streams, tokens: np.ndarray) 
     assert_same(streams.read(store, fork), state)
 
 
+def test_an_interrupt_leaves_no_file_and_no_transaction(
+    streams: Streams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(database, "INLINE_BYTES", 0)
+    store = streams.open()
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "_inserted", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            store.create("anna", streams.fresh)
+    assert list(tmp_path.rglob("*.stream")) == []
+    store.create("anna", streams.fresh)
+    assert len(list(tmp_path.rglob("*.stream"))) == 1
+
+
 def test_any_sqlite_tool_reads_and_copies_the_database(
     streams: Streams, tmp_path: Path, tokens: np.ndarray
 ) -> None:

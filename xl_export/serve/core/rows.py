@@ -39,7 +39,7 @@ class Rows(ABC):
         run.row = len(self.runs)
         try:
             self._begin(run, memory)
-        except BaseException:  # such as no memory for it
+        except Exception:  # such as no memory for it
             run.row = -1
             raise
         self.runs.append(run)
