@@ -79,7 +79,7 @@ test-peers: $(READY)
 	test -x build/peers/bin/python || $(BIN)/python -m venv build/peers
 	ls -d $(CURDIR)/$(VENV)/lib/python3*/site-packages > build/peers/main.pth && cp build/peers/main.pth build/peers/lib/python3*/site-packages/
 	grep -v gymnasium constraints.txt > build/peers/constraints.txt  # RLlib wants an older one
-	build/peers/bin/python -m pip install --quiet --disable-pip-version-check -c build/peers/constraints.txt x-transformers==2.31.10 recurrent-memory-transformer-pytorch==0.7.0 'ray[rllib]>=2.60' 'transformers>=5.24' rwkv==0.8.32 'torchrl-nightly>=2026.10.27'
+	build/peers/bin/python -m pip install --quiet --disable-pip-version-check -c build/peers/constraints.txt x-transformers==2.31.10 recurrent-memory-transformer-pytorch==0.7.0 'ray[rllib]>=2.60' rwkv==0.8.32 'torchrl-nightly>=2026.10.27'
 	PYTORCH_JIT=0 build/peers/bin/python -m pytest tests/xl_export/test_peers.py -m slow -n 0 -s
 
 lint: $(READY)
