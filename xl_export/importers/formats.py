@@ -73,20 +73,28 @@ def _is_of_folder(path: Path) -> bool:
 def _open_folder(folder: Path) -> Source:
     if (folder / SPEC).is_file():
         raise ArtefactError(f"{folder} is an artefact; give the run that it was made of.")
-    found = f" and no {CONFIG} of one; name the file"
+    kind = None
     if (folder / CONFIG).is_file():
         opened = Source(path=folder, content=read_json(folder / CONFIG))
         if any(format_.project.recognises(opened) for format_ in FORMATS.values()):
             return opened
         kind = opened.content.get("model_type") if isinstance(opened.content, dict) else None
-        found = f"; its {CONFIG} has the model_type {shown(kind)}, expected transfo-xl"
     names = list(dict.fromkeys(name for format_ in FORMATS.values() for name in format_.in_folder))
     for name in names:
         if (folder / name).is_file():
             return open_source(folder / name)
+    if kind is not None:
+        raise ArtefactError(
+            f"{folder} is a Hugging Face folder with the model_type {shown(kind)}, and import reads "
+            f"transfo-xl; use `xl-export export {folder} --out ARTEFACT`, which accepts language models with "
+            "a bounded state, such as Mamba."
+        )
     weights = find_weights(folder)
     if weights and not (folder / CONFIG).is_file():
         raise ArtefactError(
             f"{folder} has {weights.name} and no {CONFIG}; copy the whole folder that save_pretrained wrote."
         )
-    raise ArtefactError(f"{shown_folder(folder)} has no checkpoint by the names {', '.join(names)}{found}.")
+    raise ArtefactError(
+        f"{shown_folder(folder)} has no checkpoint by the names {', '.join(names)}, and no {CONFIG} of one; "
+        "name the file."
+    )

@@ -65,7 +65,7 @@ def test_one_pair_of_biases_may_be_listed_in_every_layer(folder: Path) -> None:
 
 def test_a_model_of_another_type_is_refused(folder: Path) -> None:
     configure(folder, model_type="gpt2")
-    words = ("has no checkpoint by the names", "config.json has the model_type 'gpt2'")
+    words = ("with the model_type 'gpt2', and import reads transfo-xl", f"`xl-export export {folder} --out")
     refused(xl("import", folder, "--describe"), *words)
 
 
