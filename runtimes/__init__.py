@@ -69,6 +69,10 @@ _TASKS = {
 }
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     if name not in _TASKS:
         raise AttributeError(f"module 'runtimes' has no attribute {name!r}")

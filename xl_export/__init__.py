@@ -38,6 +38,10 @@ _HOME = {
 }
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     """A name of `__all__`, imported when first used."""
     if name in _HOME:

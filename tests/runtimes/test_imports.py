@@ -52,6 +52,11 @@ def test_each_module_imports_without_upper_layers_and_options(python: Callable) 
     )
 
 
+def test_names_that_are_imported_when_used_are_listed(python: Callable) -> None:
+    listed = "import runtimes, xl_export; print(*({*x.__all__} - {*dir(x)} for x in (runtimes, xl_export)))"
+    assert python(listed, block=("torch",)).stdout.split() == ["set()", "set()"]
+
+
 def test_the_command_line_imports_nothing_heavy(python: Callable) -> None:
     loaded = set(python("import xl_export.cli.main; print(*sys.modules)").stdout.split())
     assert "click" in loaded
