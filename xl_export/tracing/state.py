@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -162,7 +162,25 @@ def refuse_state(step: ModuleStep, segment: int) -> None:
     counter does, or if it has other answers after another stream. All other changes are harmless: each step
     makes them anew, as it notes its last attention, or once, as it fills a table.
     """
-    rows = step.rows or 2
+    names: list[str] = []
+    try:
+        names = _state_of(step, segment, step.rows or 2)
+    except ArtefactError:
+        with suppress(ArtefactError):  # an attribute may hold the memory of one row
+            names = _state_of(step, segment, 1)
+        if not names:
+            raise
+    if names:
+        attributes = "attribute" if len(names) == 1 else "attributes"
+        listed = ", ".join(f"`{name}`" for name in names[:3]) + (", …" if len(names) > 3 else "")
+        raise ArtefactError(
+            f"{step.name} keeps memory in the {attributes} {listed}, and an artefact keeps only what `step` "
+            "returns; begin it in `start`, and return it from `step` instead."
+        )
+
+
+def _state_of(step: ModuleStep, segment: int, rows: int) -> list[str]:
+    """The names of the attributes in which a step of so many rows keeps state."""
     begin = step.start(rows)
 
     def fed(text: int, place: int, memory: Sequence[Tensor]) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
@@ -172,12 +190,12 @@ def refuse_state(step: ModuleStep, segment: int) -> None:
         shown["positions"] = positions
         with torch.random.fork_rng(devices=[]), in_a_sentence(step.module, "step", step.rows, **shown):
             torch.manual_seed(0)  # what draws at random is refused later
-            return step(inputs, positions, tuple(x.clone() for x in memory))
+            outputs, after = step(inputs, positions, tuple(x.clone() for x in memory))
+        alike = [x.shape for x in after] == [x.shape for x in begin]
+        return outputs, after if alike else begin  # other shapes are refused later
 
     with torch.no_grad():
         memory = fed(0, 0, begin)[1]
-        if [x.shape for x in memory] != [x.shape for x in begin]:
-            return  # this is refused later
         module = step.module
         before = Snapshot(module)
         first = fed(1, 1, memory)
@@ -189,12 +207,7 @@ def refuse_state(step: ModuleStep, segment: int) -> None:
         names = once.changed(Snapshot(module, once))
         if not names and not _agree(first, second):
             names = before.changed(later)
-    if names:
-        listed = ", ".join(f"`{name}`" for name in names[:3]) + (", …" if len(names) > 3 else "")
-        raise ArtefactError(
-            f"the step of {step.name} changes {listed} of the module, and an artefact keeps nothing there "
-            "from step to step; start it in `start`, and let `step` return it as memory."
-        )
+    return names
 
 
 def _agree(

@@ -119,8 +119,49 @@ def in_a_part(module: Any, x: Tensor, positions: Tensor) -> Tensor:
 )
 @pytest.mark.parametrize("rows", [None, 1])
 def test_state_outside_of_the_memory_is_refused_by_name(note: Any, name: str, rows: int | None) -> None:
-    with pytest.raises(ArtefactError, match=f"changes `{name}` of the module"):
+    with pytest.raises(ArtefactError, match=f"keeps memory in the attribute `{name}`"):
         refuse_state(ModuleStep(Noting(note).eval(), rows), 2)
+
+
+class Attribute(nn.Module):
+    """Keeps the memory of so many rows in an attribute, and returns another one, or none."""
+
+    def __init__(self, rows: int | None, returned: int) -> None:
+        super().__init__()
+        self.inputs = xl_export.features(WIDTH)
+        self.cell = nn.GRUCell(WIDTH, WIDTH)
+        self.h = None if rows is None else torch.zeros(rows, WIDTH)
+        self.returned = returned
+
+    def start(self, batch: int) -> list[Tensor]:
+        return [torch.zeros(batch, WIDTH)]
+
+    def step(self, x: Tensor, positions: Tensor, memory: Any) -> Any:
+        self.h = self.cell(x[:, 0], self.h)
+        return self.h[:, None], [self.h] * self.returned
+
+
+@pytest.mark.parametrize("rows", [None, 1])
+@pytest.mark.parametrize("returned", [0, 1, 2])
+def test_a_memory_in_an_attribute_is_named_whatever_else_is_wrong(
+    rows: int | None, returned: int, tmp_path: Path
+) -> None:
+    with pytest.raises(ArtefactError, match=r"Attribute keeps memory in the attribute `h`, .* from `step`"):
+        xl_export.trace(Attribute(rows, returned), tmp_path / "a", rule=MemoryRule(mem_len=8, segment=1))
+
+
+class Moved(Attribute):
+    """Fills the attribute with the memory first, as the guide advises."""
+
+    def step(self, x: Tensor, positions: Tensor, memory: Any) -> Any:
+        self.h = memory[0]
+        return super().step(x, positions, memory)
+
+
+def test_a_memory_that_is_moved_through_an_attribute_is_traced(tmp_path: Path) -> None:
+    rule = MemoryRule(mem_len=8, segment=1)
+    artefact = xl_export.trace(Moved(None, 1), tmp_path / "a", rule=rule, without={"padding"})
+    assert check(artefact).passed
 
 
 def table_of(count: int) -> Tensor:
