@@ -11,7 +11,7 @@ from benchmarks.harness import Document
 from benchmarks.history import machine, read_results
 from runtimes.base.errors import ConfigError
 
-SHORTEST = 4  # characters of a commit or date
+MIN_PREFIX_CHARACTERS = 4  # characters of a commit or date
 Kind = tuple[str, str, int, str]  # case, size, threads, and the row's fields that distinguish it
 
 
@@ -20,7 +20,7 @@ def find_results(which: str, history: Path) -> list[Document]:
     if Path(which).is_file():
         documents = read_results(Path(which))
     else:
-        found = read_results(history) if len(which) >= SHORTEST and history.is_file() else []
+        found = read_results(history) if len(which) >= MIN_PREFIX_CHARACTERS and history.is_file() else []
         documents = [
             d for d in found if f"{d.get('commit')}".startswith(which) or d["time"].startswith(which)
         ]
@@ -28,7 +28,7 @@ def find_results(which: str, history: Path) -> list[Document]:
         return documents
     raise ConfigError(
         f"{which!r:.80} is neither a file with results nor a commit or date in {history}; give a file, or at "
-        f"least {SHORTEST} characters of a commit or date, such as 2026-11-21."
+        f"least {MIN_PREFIX_CHARACTERS} characters of a commit or date, such as 2026-11-21."
     )
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-COPIED = 1 << 30  # bytes; far more than the caches of any GPU
-SIDE = 8192  # of the square matrices
+COPIED_BYTES = 1 << 30  # bytes; far more than the caches of any GPU
+MATRIX_SIDE = 8192  # of the square matrices
 LAUNCHES = 200
 
 
@@ -33,13 +33,13 @@ class Rates:
 def measure_rates() -> Rates:
     """The rates of this machine's GPU."""
     torch.backends.cuda.matmul.allow_tf32 = False
-    source = torch.empty(COPIED, dtype=torch.uint8, device="cuda")
+    source = torch.empty(COPIED_BYTES, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    copy = 2 * COPIED / min(seconds(lambda: target.copy_(source)))
+    copy = 2 * COPIED_BYTES / min(seconds(lambda: target.copy_(source)))
     products = []
     for dtype in (torch.float16, torch.float32):
-        x = torch.randn(SIDE, SIDE, device="cuda", dtype=dtype)
-        products.append(SIDE**3 / min(seconds(lambda x=x: x @ x)))  # type: ignore[misc]
+        x = torch.randn(MATRIX_SIDE, MATRIX_SIDE, device="cuda", dtype=dtype)
+        products.append(MATRIX_SIDE**3 / min(seconds(lambda x=x: x @ x)))  # type: ignore[misc]
     return Rates(copy=copy, halves=products[0], singles=products[1], launch=_launch())
 
 

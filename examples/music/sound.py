@@ -26,7 +26,7 @@ LOUDNESS = (1.0, 0.82, 0.86, 1.1)
 ATTACK, RELEASE = 0.045, 0.16  # seconds
 ECHO_SECONDS, ECHO_SHARE = 2.2, 0.30
 GAIN = 0.25  # four loud voices and their echo stay below full scale
-BLOCK = 1 << 15  # samples of a piece of the echo
+BLOCK_SAMPLES = 1 << 15  # samples of a piece of the echo
 
 
 @functools.lru_cache(maxsize=128)
@@ -119,7 +119,7 @@ def _impulse() -> np.ndarray:
 def _echoed(dry: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
     """Adds the echo to sound, in blocks, by products of spectra (overlap-add)."""
     room = _impulse()
-    size = 1 << (BLOCK + len(room) - 1).bit_length()
+    size = 1 << (BLOCK_SAMPLES + len(room) - 1).bit_length()
     answer = np.fft.rfft(room, size, axis=0)
     tail = np.zeros((size, 2))
     for block in _blocks(dry):
@@ -133,9 +133,9 @@ def _blocks(pieces: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
     waiting = np.zeros((0, 2))
     for piece in pieces:
         waiting = np.concatenate([waiting, piece])
-        while len(waiting) >= BLOCK:
-            yield waiting[:BLOCK]
-            waiting = waiting[BLOCK:]
+        while len(waiting) >= BLOCK_SAMPLES:
+            yield waiting[:BLOCK_SAMPLES]
+            waiting = waiting[BLOCK_SAMPLES:]
     yield waiting
 
 

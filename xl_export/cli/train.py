@@ -24,7 +24,7 @@ from trainer.run.config import TrainConfig, built_in
 from xl_export.cli.options import PACKAGES, force_option
 
 PATH = click.Path(path_type=Path)
-MINUTES = 20.0  # of a run that is planned
+PLANNED_MINUTES = 20.0  # of a run that is planned
 MOVABLE = ("steps", "device", "text", "data")  # what --resume may change
 # A launched process starts like this. Python puts the working folder first on the module path, where a file
 # of the user may have the name of one of our packages; it is removed, and the folder that holds these
@@ -145,7 +145,7 @@ def train_command(
             if resume_run:
                 settings = config_of(resume_run, **changes)
             elif plans:
-                planned = _planned(run, force, from_run, minutes or MINUTES, changes)
+                planned = _planned(run, force, from_run, minutes or PLANNED_MINUTES, changes)
                 settings = _changed(planned, set_, changes)
             else:
                 settings = _changed(TrainConfig.load(config or "demo"), set_, changes)

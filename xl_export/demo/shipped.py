@@ -19,7 +19,7 @@ from runtimes.tasks.generate import generate
 STORIES = Path("examples", "stories", "tales")
 MUSIC = Path("examples", "music", "chorales")
 WIDTH = 44  # columns of the left half of the table that the demo prints
-TIMED = 200  # tokens at the beginning of a stream, and again late in one
+TIMED_TOKENS = 200  # tokens at the beginning of a stream, and again late in one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ def measure_flat(session: Session, *, tokens: int = 2000) -> Flat:
     memories = [session.start(1), session.start(1)]
     for at in range(0, tokens, session.rule.segment):
         session.predict(ids[:, at : at + session.rule.segment], memories[1])
-    seconds = np.empty((min(TIMED, tokens), 2))
+    seconds = np.empty((min(TIMED_TOKENS, tokens), 2))
     for i, row in enumerate(seconds):
         for which in range(2):
             began = time.perf_counter()

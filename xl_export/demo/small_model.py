@@ -24,12 +24,12 @@ from xl_export.artefact.export import export
 from xl_export.demo.shipped import WIDTH, echo_title, write_text
 
 PROMPT = "The "
-CHARACTERS = 200
+GENERATED_CHARACTERS = 200
 SEED = 0
 LANES = 4
 REPEATS = 30  # timed calls of each side
 STEPS = 500  # a quarter of the configuration's own: the demo ends in about a minute on two idle cores
-SCORED = 6000  # characters of the held-out text; each of four sides reads them
+SCORED_CHARACTERS = 6000  # characters of the held-out text; each of four sides reads them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,9 +101,9 @@ def train_small_model(out: Path, *, steps: int | None, force: bool) -> SmallMode
         f"held-out text in {LANES} lanes, with memory and with memory cut to zero before every segment",
     )
     scores = _scores(trained, artefact)
-    echo_title("generate", f"{CHARACTERS} characters, seed {SEED}, {read_sampling(artefact)}")
+    echo_title("generate", f"{GENERATED_CHARACTERS} characters, seed {SEED}, {read_sampling(artefact)}")
     session = open_session(artefact, device="cpu")
-    text = write_text(session, PROMPT, tokens=CHARACTERS, seed=SEED)
+    text = write_text(session, PROMPT, tokens=GENERATED_CHARACTERS, seed=SEED)
     echo_title(
         "measure",
         "one token in segments with memory, and when the artefact computes the whole window again for it",
@@ -116,7 +116,7 @@ def _scores(trained: Path, artefact: Path) -> dict[str, Score]:
     scores = {}
     for engine, folder in (("PyTorch", trained), ("ONNX Runtime", artefact)):
         session = open_session(folder, device="cpu")
-        tokens = session.vocab.encode(read_bytes(trained / TEST))[:SCORED]
+        tokens = session.vocab.encode(read_bytes(trained / TEST))[:SCORED_CHARACTERS]
         for memory, carry in ((f"memory {session.rule.mem_len}", True), ("memory cut to zero", False)):
             scores[f"{engine}, {memory}"] = evaluate(session, tokens, lanes=LANES, carry_memory=carry)
             click.echo(

@@ -113,7 +113,7 @@ def _run_child(prefix: Path, out: Path, size: int) -> None:
             return
         lines = ended.stderr.strip().splitlines()
         reason = f"its reader ended with status {ended.returncode}"
-        if ended.returncode == tensorflow_child.REFUSED and lines:
+        if ended.returncode == tensorflow_child.REFUSED_STATUS and lines:
             reason = "".join(c if c.isprintable() else "?" for c in lines[-1][:200]).rstrip(".")
     except subprocess.TimeoutExpired:
         pass

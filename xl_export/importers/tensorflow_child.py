@@ -13,7 +13,7 @@ import sys
 
 import numpy as np
 
-REFUSED = 4  # exit status
+REFUSED_STATUS = 4  # exit status
 OPTIMISER = ("/Adam", "/Adam_1", "/Momentum", "/Adafactor")  # ends of names that belong to the optimiser
 MAX_NAMES = 100_000
 
@@ -47,5 +47,5 @@ def main(prefix: str, out: str, limit: str) -> int:
     except Exception as error:
         # Every error is one sentence for the parent. TensorFlow has its own error classes.
         print(str(error).strip().partition("\n")[0] or type(error).__name__, file=sys.stderr)
-        return REFUSED
+        return REFUSED_STATUS
     return 0

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # Colours that people with any kind of colour vision can distinguish (Okabe and Ito 2008), without the yellow.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 DASHES = ("-", "--", ":")  # the first seven runs have plain lines, the next seven broken ones
-SMOOTHED = 0.04  # share of the points that one point of a smoothed curve is the mean of
+SMOOTHED_SHARE = 0.04  # share of the points that one point of a smoothed curve is the mean of
 THRESHOLD_COLOUR = "#6b7280"
 # Curves on top of each other, as of a run and its artefact, both remain visible.
 STYLES: tuple[dict[str, Any], ...] = (
@@ -81,7 +81,7 @@ def _points(record: Record, curve: Curve, unit: str | None, against: str) -> tup
 
 def _smoothed(values: Sequence[float]) -> list[float]:
     """The mean of the points around each one, fewer of them at both ends."""
-    reach = int(SMOOTHED * len(values) / 2)
+    reach = int(SMOOTHED_SHARE * len(values) / 2)
     windows = [values[max(0, i - reach) : i + reach + 1] for i in range(len(values))]
     return [sum(window) / len(window) for window in windows]
 

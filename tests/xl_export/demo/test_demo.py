@@ -93,7 +93,7 @@ def test_a_small_model_is_trained_and_compared_on_request(
     cost = figures["sliding_window"]
     assert cost["ratio"] == cost["window"] / cost["segment"]
     assert cost["attention_length"] == 64
-    assert len(figures["text"]) > small_model.CHARACTERS
+    assert len(figures["text"]) > small_model.GENERATED_CHARACTERS
     assert figures["check"]["passed"]
     assert check(tmp_path / "demo/artefact", device="cpu").passed
     lines = ended.stderr.splitlines()
