@@ -58,7 +58,7 @@ def visibility_of(
 ) -> Visibility:
     """The visibility of a segment of T tokens whose first tokens are at the stream positions int64 [B].
 
-    One position [1] stands for rows that are all there.
+    One position [1] means that all rows are there.
     """
     M = rule.mem_len
     columns = torch.arange(-M, T, device=positions.device)  # keys relative to the first query

@@ -139,7 +139,7 @@ def load_tensors(
     """Returns tensors and metadata of a safetensors file.
 
     It must have exactly the names, shapes and types of `expected`, and the values that were written. None
-    stands for any shape and type.
+    accepts any shape and type.
     """
     try:
         refuse_other_kinds(path)

@@ -28,7 +28,7 @@ MAX_FILE_BYTES = (1 << 31) - (1 << 24)
 
 
 def refuse_too_many(parameters: int, storage: Storage, precision: Precision) -> None:
-    """Raises ConfigError for a storage that surely cannot hold so many parameters."""
+    """Raises ConfigError for a storage that is too small for this number of parameters."""
     if storage != "external":
         _refuse_size(PRESETS[precision].bits * parameters // 8, storage)
 
