@@ -72,6 +72,8 @@ class Schedule:
     memory: Memory = field(init=False)
     alone: list[Memory | None] = field(init=False)
     """The reference's memory of each row; None while the row holds NaN."""
+    earlier: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
+    """What the last step was given and said, and copies: no later step may change it."""
     counts: Counter[str] = field(default_factory=Counter)
     last: deque[str] = field(default_factory=lambda: deque(maxlen=30))
     worst: float = 0.0
@@ -159,9 +161,10 @@ class Schedule:
 
     def fork(self) -> None:
         """A row continues in the place of another one too."""
-        source, target = self.row(), self.row()
+        source, target, arrays = self.row(), self.row(), dict(self.memory.tensors)
         self.memory.replace([target], self.memory.select([source]))
         self.alone[target] = _copy(self.alone[source])
+        assert self.on_device or all(self.memory.tensors[name] is array for name, array in arrays.items())
 
     def permute(self) -> None:
         """The caller rearranges the arrays: rows change places, vanish, or are there several times."""
@@ -317,10 +320,10 @@ class Schedule:
             alone = self.expected(tokens, lengths, positions)
         padding = np.arange(tokens.shape[1]) >= (tokens.shape[1] if lengths is None else lengths[:, None])
         padding = np.broadcast_to(padding, tokens.shape)
+        targets = np.where(padding, -1, np.roll(tokens, 1, axis=1))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # what NumPy says of NaN
             if verb == "score":
-                targets = np.where(padding, -1, np.roll(tokens, 1, axis=1))
                 if tokens.shape[1] > 1:
                     targets[:, self.random.randrange(tokens.shape[1])] = -1
                 said, after = session.score(tokens, targets, memory, lengths=lengths)
@@ -339,6 +342,8 @@ class Schedule:
         assert after is memory
         fed = tokens.shape[1] if lengths is None else lengths
         assert np.array_equal(memory.positions, positions + fed)
+        assert all(np.array_equal(array, before, equal_nan=True) for array, before in self.earlier)
+        self.earlier = [(array, array.copy()) for array in (tokens, targets, said)]
         return said
 
     def expected(self, tokens: np.ndarray, lengths: np.ndarray | None, positions: np.ndarray) -> np.ndarray:

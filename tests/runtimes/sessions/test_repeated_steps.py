@@ -89,3 +89,4 @@ def test_a_step_between_check_and_lock_is_seen(
     monkeypatch.setattr(Memory, "in_use", after_another_thread)
     found, _ = session.predict(np.array([[6]]), memory)
     np.testing.assert_array_equal(found, session.predict(np.array([[6]]), expected)[0])
+    np.testing.assert_array_equal(memory.positions, expected.positions)
