@@ -40,22 +40,6 @@ def test_the_waits_of_an_end_fit_into_the_seconds_of_the_guide(
     assert serving.END_CHECK_SECONDS + serving.CONNECTION_GRACE_SECONDS <= PROMISED  # meanwhile
 
 
-def test_an_engine_whose_step_does_not_end_is_waited_for_no_longer(
-    artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waited: list[float | None] = []
-
-    def join(timeout: float | None = None) -> None:
-        waited.append(timeout)
-
-    with running(sources(("m", artefacts["ring"]))) as server:
-        engine = server.server.models["m"].engine
-        with monkeypatch.context() as patch:
-            patch.setattr(engine, "_thread", SimpleNamespace(is_alive=lambda: True, join=join))
-            engine.stop(within=1.5)
-    assert waited == [1.5]
-
-
 def test_an_end_while_models_are_opened_leaves_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -211,23 +211,18 @@ def test_the_only_version_of_a_model_is_1(server: Running, session: Session) -> 
         ("DELETE", "/v2", 405),
         ("POST", "/v2/health/live", 405),
         ("POST", "/v2/models/policy/infer", 415),
+        ("GET", "/v2/health/live", 403),
     ],
 )
 def test_an_error_is_a_sentence_wherever_it_comes_from(
     server: Running, method: str, path: str, status: int
 ) -> None:
     """Triton's client fails while it prints any other one."""
-    headers = {"Content-Encoding": "gzip"} if status == 415 else {}
+    headers = {415: {"Content-Encoding": "gzip"}, 403: {"Host": "evil.example"}}.get(status, {})
     answer = HTTP.request(method, server.at + path, json={}, headers=headers)
     assert answer.status_code == status
     assert answer.json().keys() == {"error"}
     assert answer.json()["error"].endswith(".")
-
-
-def test_strangers_get_a_sentence_too(server: Running) -> None:
-    answer = server.get("/v2/health/live", headers={"Host": "evil.example"})
-    assert answer.status_code == 403
-    assert isinstance(answer.json()["error"], str)
 
 
 def refused_step(**changed: Any) -> list[dict[str, Any]]:

@@ -98,21 +98,6 @@ def test_each_request_has_an_id_and_is_logged(served: Running) -> None:
     assert line | expected == line
 
 
-def test_a_fault_of_the_engine_is_logged(
-    served: Running, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise RuntimeError("the arithmetic unit burns")
-
-    monkeypatch.setattr(served.server.models["tiny"].session, "predict", fail)
-    before = len(served.log.getvalue().splitlines())  # other tests share the server
-    assert served.post("/v1/completions", {"prompt": "abc"}).status_code == 500
-    lines = [json.loads(line) for line in served.log.getvalue().splitlines()[before:]]
-    (line,) = [line for line in lines if line["event"] == "engine"]
-    assert (line["level"], line["error"]) == ("error", "the arithmetic unit burns")
-    assert "Traceback" not in capfd.readouterr().err
-
-
 def test_a_fault_of_a_route_is_answered_as_described(
     artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

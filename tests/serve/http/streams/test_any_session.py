@@ -13,7 +13,6 @@ from runtimes import Session, evaluate, generate, open_session
 from tests import host_gpu
 from tests.serve.http.conftest import Running, running, sources
 from tests.serve.http.streams.conftest import Stream, restored
-from tests.steps import observed
 
 # The ring of an exported run, other forms of it, the run itself, a recurrent cell (one token a step), a
 # selective state space, and that on a device.
@@ -22,7 +21,7 @@ LANGUAGE_MODELS = ("ring", "shift", "hidden", "run", "lstm", "selective", "devic
 
 @pytest.fixture(scope="module")
 def folders(artefacts: dict[str, Path], run: Path, module_artefact: Callable[[str], Path]) -> dict[str, Path]:
-    traced = {name: module_artefact(name) for name in ("lstm", "selective", "policy")}
+    traced = {name: module_artefact(name) for name in ("lstm", "selective")}
     return {**artefacts, **traced, "run": run, "device": traced["selective"]}
 
 
@@ -35,7 +34,7 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(folders: dict[str, Path], state: Path) -> Iterator[Running]:
     served = [
         replace(source, device="cuda") if source.name == "device" else source
-        for source in sources(*((name, folders[name]) for name in (*LANGUAGE_MODELS, "policy")))
+        for source in sources(*((name, folders[name]) for name in LANGUAGE_MODELS))
     ]
     with pytest.MonkeyPatch.context() as patch:
         host_gpu.install(patch)
@@ -94,15 +93,3 @@ def test_a_stream_is_appended_to_forked_restored_and_rewound_as_far_as_it_can_be
     copy = Stream(server, restored(server, fork.snapshot(), model=name).json()["id"])
     for each in (fork, copy):
         assert np.abs(np.array(each.append(tokens[45:60])["bits"]) - nats[44:59]).max() < 1e-2
-
-
-def test_a_policy_answers_as_its_session(server: Running, folders: dict[str, Path]) -> None:
-    session = opened(folders["policy"])
-    memory = session.start(1)
-    made = server.post("/v1/streams", {"model": "policy"}).json()["stream"]["id"]
-    for number in range(6):
-        inputs = observed(1, 1 + number % 4, number)
-        body = {"inputs": {name: array.tolist() for name, array in inputs.items()}}
-        outputs = server.post(f"/v1/streams/{made}/step", body).json()["outputs"]
-        expected, memory = session.step(inputs, memory)
-        assert all(np.array_equal(np.array(outputs[name], x.dtype), x) for name, x in expected.items())

@@ -7,7 +7,6 @@ import json
 import shutil
 import sqlite3
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -79,21 +78,6 @@ def test_json_and_safetensors_give_the_outputs_of_a_session(server: Running, ses
     again = server.post(f"{stream.path}/step", {"inputs": lists(inputs), "position": at})
     assert again.status_code == 409
     assert again.json()["error"]["position"] == memory.positions[0]
-
-
-def test_streams_that_step_at_once_do_not_mix(server: Running, session: Session) -> None:
-    def follow(number: int) -> None:
-        stream = created(server)
-        memory = session.start(1)
-        for step in range(10):
-            inputs = observed(1, 1 + step % 3, 100 * number + step)
-            expected, _ = session.step(inputs, memory)
-            answer = server.post(f"{stream.path}/step", save(inputs), headers=FILE)
-            found = load(answer.content)
-            assert all(np.array_equal(found[name], expected[name]) for name in expected)
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(follow, range(4)))
 
 
 def test_streams_of_steps_are_saved_forked_rewound_and_deleted(

@@ -252,12 +252,13 @@ def test_streams_without_a_state_folder_end_with_the_server(
 
 
 def test_a_step_that_fails_is_an_error_of_the_server(
-    kept: Running, tokens: np.ndarray, monkeypatch: pytest.MonkeyPatch
+    kept: Running, tokens: np.ndarray, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("the arithmetic unit burns")
 
     stream, session = created(kept, tokens[:5]), kept.server.models["tiny"].session
+    before = len(kept.log.getvalue().splitlines())  # other tests share the server
     for verb in ("predict", "score", "step"):
         monkeypatch.setattr(session, verb, fail)
     for path, body in (
@@ -272,6 +273,10 @@ def test_a_step_that_fails_is_an_error_of_the_server(
         assert answer.status_code == 500, answer.text
         assert answer.json()["error"]["code"] == "engine_failed"
     monkeypatch.undo()
+    lines = [json.loads(line) for line in kept.log.getvalue().splitlines()[before:]]
+    faults = {(line["level"], line["error"]) for line in lines if line["event"] == "engine"}
+    assert faults == {("error", "the arithmetic unit burns")}
+    assert "Traceback" not in capfd.readouterr().err
     assert stream.append(tokens[5:6])["stream"]["position"] == 6
 
 

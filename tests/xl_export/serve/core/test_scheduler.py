@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from runtimes import evaluate, generate, open_session
+from runtimes import evaluate, generate
 from runtimes.contract.sampling import Sampler
 from runtimes.contract.session import Session
 from runtimes.contract.vocabulary import ByteVocab
@@ -246,15 +245,3 @@ def test_a_selective_output_layer_equals_the_whole_one(selective: Session) -> No
             assert answer.likeliest.log_probs[0, 0] == pytest.approx(answer.log_prob, abs=1e-5)
         elif isinstance(answer, PromptFed):
             assert answer.likeliest.ids.shape == (answer.count, 3)
-
-
-def test_a_run_in_pytorch_is_served_too(run: Path, session: Session) -> None:
-    driver = Driver(open_session(run), rows=3)
-    tasks = [
-        Task(tokens=np.arange(n) % session.vocab.size, sampling=SamplingParams(max_tokens=6))
-        for n in (1, 9, 20)
-    ]
-    driver.run(*tasks)
-    for task in tasks:
-        pieces = generate(session, task.tokens, max_tokens=6)
-        assert driver.tokens(task) == [piece.token for piece in pieces]
