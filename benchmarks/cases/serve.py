@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,9 @@ REPEATS = 5
 OVERHEAD_STREAMS = (1, 4, 16, 32)
 THROUGHPUT_STREAMS = (1, 8)
 WARMUP_TOKENS = 20  # of each stream before anything is timed
+# The least of what is timed. Shorter windows vary by a third: the tokens of short steps arrive together every
+# 4 ms, and later if the event loop or the client waits for a CPU.
+WINDOW_SECONDS = 0.5
 LOOP = "loop over Session"
 BASELINE = "baseline server"
 OURS = "xl-export serve"
@@ -56,11 +60,13 @@ class Bench:
     job: Job
     artefact: Path
     session: Session
+    tokens: int
+    """Number of tokens of each stream."""
 
-    @property
-    def tokens(self) -> int:
-        """Number of tokens of each stream."""
-        return WARMUP_TOKENS + 4 * self.job.config.token_repeats
+    def long_enough(self, streams: int) -> Bench:
+        """The same with as many tokens as these streams have in WINDOW_SECONDS, or more."""
+        seconds, _ = self.loop(streams)
+        return replace(self, tokens=max(self.tokens, WARMUP_TOKENS + math.ceil(WINDOW_SECONDS / seconds)))
 
     def prompts(self, count: int) -> list[list[int]]:
         """Random prompts of one segment."""
@@ -96,7 +102,8 @@ def run(job: Job) -> Iterator[Row]:
     # line a new machine would measure standard operators, and nothing would show it.
     open_checked(artefact, threads=job.threads, operators="fused")
     session = open_session(artefact, threads=job.threads, device="cpu")
-    bench = Bench(job=job, artefact=artefact, session=session)
+    tokens = WARMUP_TOKENS + 4 * job.config.token_repeats
+    bench = Bench(job=job, artefact=artefact, session=session, tokens=tokens)
     for part in job["only"] or PARTS:
         for row in PARTS[part](bench):
             yield {"part": part, "threads": job.threads, **row}
@@ -105,18 +112,19 @@ def run(job: Job) -> Iterator[Row]:
 def overhead(bench: Bench) -> Iterator[Row]:
     """Microseconds of CPU per token beyond the steps, of the server and of the baseline server."""
     job = bench.job
-    prompts = bench.prompts(max(OVERHEAD_STREAMS))
-    expected = greedy(bench.session, prompts, bench.tokens)
     options = ("--rows", max(OVERHEAD_STREAMS))
     with serving(bench.artefact, threads=job.threads, options=options) as served:
         for streams in OVERHEAD_STREAMS:
             job.say(f"overhead: {streams} streams")
+            timed = bench.long_enough(streams)
+            prompts = timed.prompts(streams)
+            expected = greedy(timed.session, prompts, timed.tokens)
             found: dict[str, list[float]] = {OURS: [], BASELINE: []}
             with baseline_server(bench.artefact, threads=job.threads, streams=streams) as baseline:
                 for _ in range(job.repeats(REPEATS)):
-                    _, loop_cpu = bench.loop(streams)
+                    _, loop_cpu = timed.loop(streams)
                     for side, program in ((OURS, served), (BASELINE, baseline)):
-                        got = window(program, bench, prompts[:streams], expected[:streams])
+                        got = window(program, timed, prompts, expected)
                         cpu = got["server_cpu_seconds"] / got["tokens"] - loop_cpu / streams
                         found[side].append(cpu * 1e6)
             for side, values in found.items():
@@ -128,17 +136,18 @@ def throughput(bench: Bench) -> Iterator[Row]:
     job = bench.job
     for streams in THROUGHPUT_STREAMS:
         job.say(f"throughput: {streams} streams")
-        prompts = bench.prompts(streams)
-        expected = greedy(bench.session, prompts, bench.tokens)
+        timed = bench.long_enough(streams)
+        prompts = timed.prompts(streams)
+        expected = greedy(timed.session, prompts, timed.tokens)
         rates: dict[str, list[float]] = {LOOP: [], BASELINE: [], OURS: []}
         with (
             serving(bench.artefact, threads=job.threads) as served,
             baseline_server(bench.artefact, threads=job.threads, streams=streams) as baseline,
         ):
             for _ in range(job.repeats(REPEATS)):
-                rates[LOOP].append(streams / bench.loop(streams)[0])
+                rates[LOOP].append(streams / timed.loop(streams)[0])
                 for side, program in ((BASELINE, baseline), (OURS, served)):
-                    rates[side].append(_rate(window(program, bench, prompts, expected)))
+                    rates[side].append(_rate(window(program, timed, prompts, expected)))
         for side, values in rates.items():
             over = [rate / loop for rate, loop in zip(values, rates[LOOP], strict=True)]
             yield {
@@ -167,15 +176,16 @@ def others(bench: Bench) -> Iterator[Row]:
         notes[GENAI] = f"{version('onnxruntime-genai')}, in this process, the same tokens"
     for streams in THROUGHPUT_STREAMS:
         job.say(f"others: {streams} streams")
-        prompts = bench.prompts(streams)
-        expected = greedy(bench.session, prompts, bench.tokens)
+        timed = bench.long_enough(streams)
+        prompts = timed.prompts(streams)
+        expected = greedy(timed.session, prompts, timed.tokens)
         rates: dict[str, list[float]] = {side: [] for side in (LOOP, OURS, GENAI, LLAMA) if side in notes}
         for _ in range(job.repeats(REPEATS)):
-            rates[LOOP].append(streams / bench.loop(streams)[0])
+            rates[LOOP].append(streams / timed.loop(streams)[0])
             with serving(bench.artefact, threads=job.threads) as served:
-                rates[OURS].append(_rate(window(served, bench, prompts, expected)))
+                rates[OURS].append(_rate(window(served, timed, prompts, expected)))
             if GENAI in rates:
-                rates[GENAI].append(_genai(bench, prompts, expected))
+                rates[GENAI].append(_genai(timed, prompts, expected))
             if LLAMA in rates:
                 rates[LLAMA].append(_llama(bench, prompts))
         for side, values in rates.items():
@@ -219,7 +229,9 @@ def _genai(bench: Bench, prompts: Sequence[Sequence[int]], expected: list[list[s
 
 
 def _llama(bench: Bench, prompts: Sequence[Sequence[int]]) -> float:
-    """Tokens per second of llama.cpp's server."""
+    """Tokens per second of llama.cpp's server. They arrive one by one, so few are enough, and its memory
+    grows with each.
+    """
     assert bench.session.spec is not None, "the model is an artefact"
     num_bytes = 4 * bench.session.spec.model.parameters
     context = len(prompts[0]) + bench.tokens + 8
