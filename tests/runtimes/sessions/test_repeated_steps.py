@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,32 +10,6 @@ import pytest
 
 from runtimes.contract.memory import Memory
 from runtimes.sessions.onnx_runtime import OrtSession
-
-
-def test_every_kind_of_step_follows_every_other(artefacts: dict[str, Path]) -> None:
-    session = OrtSession.open(artefacts["ring"], threads=1)
-    empty = partial(session.predict, lengths=np.array([0]))
-    kinds = (session.step, session.predict, lambda given, memory: session.score(given, given, memory), empty)
-    for before, after in itertools.product(kinds, repeat=2):
-        memory = session.start(1)
-        before(np.array([[3]]), memory)
-        for token in (5, 2):  # other tokens and targets than the arrays hold
-            given = np.array([[token]])
-            anew = memory.copy()  # which has no arrays of a step
-            np.testing.assert_array_equal(after(given, memory)[0], after(given, anew)[0])
-
-
-def test_arrays_of_earlier_steps_stay_as_they_were(artefacts: dict[str, Path]) -> None:
-    session = OrtSession.open(artefacts["ring"], threads=1)
-    for step in (session.step, session.predict, partial(session.score, np.array([[3]]))):
-        memory = session.start(1)
-        arrays = []
-        for token in (1, 2, 3):
-            given = np.array([[token]])
-            found, _ = step(given, memory)
-            arrays += [(given, given.copy()), (found, found.copy())]
-        for array, before in arrays:
-            np.testing.assert_array_equal(array, before)
 
 
 @pytest.mark.parametrize("form", ["ring", "hidden"])
