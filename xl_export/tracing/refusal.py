@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import linecache
 import re
 import sysconfig
 import traceback
@@ -15,6 +17,7 @@ from runtimes.base.errors import first_line
 from runtimes.contract.spec import Spec
 
 HERE = str(Path(__file__).parent)
+RING = str(Path(__file__).with_name("ring.py"))  # functions that a step calls
 PYTHON = sysconfig.get_path("stdlib")
 
 
@@ -57,16 +60,35 @@ def noted_guards() -> Iterator[list[Guard]]:
 def code_of(frames: Sequence[traceback.FrameSummary]) -> str:
     """The innermost line of a module that is traced, as "`n = len(x)` (FILE:LINE, your code)", or "".
 
-    PyTorch's and Python's own lines do not count.
+    PyTorch's own lines count only if there is no other: then it is one of a `forward`, as of nn.LSTM.
     """
+    inner = [*_inner(frames)]
+    others = [(frame, owner) for frame, owner in inner if owner != "torch"]
+    forward = [(frame, owner) for frame, owner in inner if frame.name == "forward"]
+    for frame, owner in others or forward:
+        return f"`{frame.line:.90}` ({frame.filename}:{frame.lineno}, {owner})"
+    return ""
+
+
+def _inner(frames: Sequence[traceback.FrameSummary]) -> Iterator[tuple[traceback.FrameSummary, str]]:
+    """The frames of a step, the innermost first, and whose code each is, without Python's own."""
     for frame in reversed(frames):
         path = frame.filename
-        if path.startswith(HERE):
-            break
+        if path.startswith(HERE) and path != RING:
+            return
         _, installed, inside = path.replace("\\", "/").rpartition("-packages/")
-        owner = inside.split("/")[0].removesuffix(".py") if installed else "your code"
-        if owner != "torch" and not path.startswith("<") and (installed or not path.startswith(PYTHON)):
-            return f"`{frame.line:.90}` ({path}:{frame.lineno}, {owner})"
+        if path != RING and (installed or not path.startswith((PYTHON, "<"))):
+            yield frame, inside.split("/")[0].removesuffix(".py") if installed else "your code"
+
+
+def _assert_of(frames: Sequence[traceback.FrameSummary]) -> str:
+    """The assert in which a step failed, as in `code_of`, or ""."""
+    for frame, owner in _inner(frames):
+        source = "" if owner == "torch" else "".join(linecache.getlines(frame.filename))
+        for node in ast.walk(ast.parse(source)):
+            lines = range(node.lineno, (node.end_lineno or 0) + 1) if isinstance(node, ast.Assert) else ()
+            if frame.lineno in lines:
+                return f"`{ast.unparse(node):.90}` ({frame.filename}:{frame.lineno}, {owner})"
     return ""
 
 
@@ -74,8 +96,14 @@ def why(error: Exception, guards: Sequence[Guard], spec: Spec) -> str:
     """A sentence for what PyTorch raised while it traced a step."""
     text = str(error)
     name = type(error).__name__
-    code = code_of(traceback.extract_tb(error.__traceback__))
+    frames = traceback.extract_tb(error.__traceback__)
+    code = code_of(frames)
     if "GuardOnDataDependent" in name or "data-dependent" in text:
+        if claim := _assert_of(frames):
+            return (
+                f"PyTorch could not trace the step: {claim} asserts something of the values of tokens or "
+                "memory, and a graph has no asserts; remove it, or run python -O."
+            )
         return (
             f"PyTorch could not trace the step: {code or first_line(error)} depends on the values of tokens "
             "or memory; write it with torch.where, or compute it before the export."

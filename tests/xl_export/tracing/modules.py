@@ -254,6 +254,13 @@ BranchOnValues = altered(
 )
 
 
+class AssertOnValues(Base):
+    def step(self, tokens: Tensor, positions: Tensor, memory: Memory) -> Result:
+        logits, after = super().step(tokens, positions, memory)
+        assert torch.isfinite(logits).all()
+        return logits, after
+
+
 class MemoryNotRead(Base):
     def hidden(self, distance: Tensor, positions: Tensor) -> Tensor:
         column = torch.arange(distance.shape[-1])

@@ -187,6 +187,7 @@ def test_a_module_with_a_large_vocabulary_and_buffers_named_as_inputs(tmp_path: 
             modules.BranchOnValues,
             "could not trace the step: .*modules.py:.*your code\\) depends on the values",
         ),
+        (modules.AssertOnValues, r"`assert torch.isfinite\(logits\).all\(\)` .*, your code\) asserts"),
         pytest.param(
             modules.RingReadTwice,
             r"past_key_values\.0\.key is not written only by xl_export.ring_write",
