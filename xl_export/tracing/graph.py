@@ -23,6 +23,7 @@ from xl_export.tracing.progress import stage
 from xl_export.tracing.refusal import noted_guards, why
 from xl_export.tracing.ring import translations
 from xl_export.tracing.session import GraphStep
+from xl_export.tracing.views import drop_softplus_thresholds, join_views
 
 SHORTEST = 8  # tokens, where a segment of the rule has two
 SLOW = (
@@ -57,6 +58,8 @@ def traced_graph(step: ModuleStep, spec: Spec, tokens: int | None = None) -> ir.
         begins("writing them as operators of ONNX")
         model = _as_onnx(program, spec)
     _forget_this_machine(model, spec)
+    drop_softplus_thresholds(model.graph)
+    join_views(model.graph)
     _name(model, spec, tokens)
     _read_sizes_of_tokens(model.graph, memory=len(spec.state))
     _split_constants(model.graph)
