@@ -426,7 +426,7 @@ def test_a_step_runs_the_largest_graphs_that_fit(
         assert same(run(session, part(inputs, 2 * T + 3, 4 * T + 3), each, [T, 3, 1]), after)
     memory.positions[0] = 0
     assert same(run(session, inputs, memory, [T] * 5), right)
-    with pytest.raises(UserError, match=f"the step has 2 rows of 1 tokens, .* 1 rows of 1 to {T}"):
+    with pytest.raises(UserError, match=f"the step has 2 rows of 1 token, .* 1 row of at most {T}"):
         session.step(observed(2, 1), session.start(2))
     host_gpu.install(monkeypatch)
     with pytest.raises(UserError, match="has 2 graphs of fixed sizes, and the device cuda runs one graph"):
