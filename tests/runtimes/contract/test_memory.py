@@ -62,25 +62,6 @@ def test_rows_go_where_they_are_sent(session: Session) -> None:
     assert held(other) == [7, 8]
 
 
-def test_rows_taken_out_are_independent_and_put_in_place(session: Session) -> None:
-    tokens, memory = np.full((3, 2), 5), numbered(session, 3)
-    session.step(tokens, memory)
-    arrays, positions, binding = dict(memory.tensors), memory.positions, memory.binding
-    new = numbered(session, 1, first=9)
-    for made in (memory.select([0]), memory.join(new)):
-        made.positions[:] = 50
-        for array in made.tensors.values():
-            array[:] = 50
-        session.step(tokens[: made.batch] if made.batch < 3 else np.full((4, 2), 5), made)
-    assert memory.positions.tolist() == [3, 4, 5]
-    memory.replace([1], new)
-    assert all(memory.tensors[name] is array for name, array in arrays.items())
-    assert (memory.positions is positions, memory.binding is binding) == (True, True)
-    said, _ = session.step(tokens, memory)
-    alone, _ = session.step(tokens[:1], numbered(session, 1, first=9))
-    assert np.abs(said[1] - alone[0]).max() < 1e-4
-
-
 def broken(memory: Memory) -> Memory:
     name = next(iter(memory.tensors))
     memory.tensors[name] = memory.tensors[name][:1]
