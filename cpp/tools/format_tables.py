@@ -28,7 +28,17 @@ from runtimes.contract.model_facts import SELECTIVE_FROM, SIZES, ModelFacts
 from runtimes.contract.precision import MEMORY_PRESETS, MemoryPrecision, Precision
 from runtimes.contract.reference import ReferenceFile, StepReferenceFile
 from runtimes.contract.rule import Mask, MemoryRule
-from runtimes.contract.spec import ANSWERS, FUSED, GRAPH_FILES, REFERENCE, VOCAB, WEIGHTS, Spec, Target
+from runtimes.contract.spec import (
+    ANSWERS,
+    FUSED,
+    GRAPH_FILES,
+    REFERENCE,
+    ROUNDINGS,
+    VOCAB,
+    WEIGHTS,
+    Spec,
+    Target,
+)
 from runtimes.contract.spec import limits as limits_of
 from runtimes.contract.tensors import (
     FORM_FACTS,
@@ -118,6 +128,7 @@ def tables() -> dict[str, Any]:
         "memory_types": {name: preset.dtype for name, preset in MEMORY_PRESETS.items()},
         "cuts_change_nothing": {mask: masked(mask).cuts_change_nothing for mask in get_args(Mask)},
         "limits": {" ".join(choice): limits_of(*choice) for choice in choices},
+        "roundings": ROUNDINGS,
         "graph_files": GRAPH_FILES,
         "external_files": [FUSED, WEIGHTS],
         "needed": [REFERENCE, ANSWERS],

@@ -82,6 +82,8 @@ LETTERS = string.ascii_letters + string.digits + "_"
 # No folder, no "..", nothing that a file system refuses.
 FILE_NAME = Word("the name of a file in its folder", LETTERS, LETTERS + ".-")
 EXPORT_AGAIN = "export the artefact again"  # how to fix a file of an artefact
+ROUNDINGS = 4  # of the weights of a traced module that its tolerance allows for
+MAX_ROUNDING = 0.05  # nats; beyond, a wrong graph and a right one look alike
 POSITION_BYTES = 8  # of the position of one row
 Target = Literal["onnxruntime", "tensorrt", "web"]
 # What wrote the graph: this project node by node, or PyTorch by tracing a module.
@@ -138,6 +140,10 @@ class Spec:
     """Number of complete tokens at which the graph moves the memory; None if it moves with every token."""
     drifts_from: Count | None = None
     """About the first position at which a traced module has other answers to a text than near position 0."""
+    rounding: Annotated[float, Range(0, MAX_ROUNDING)] = 0.0
+    """Largest change of a traced module's answers if each weight is rounded once more, in nats; 0 if it is
+    far below the tolerance.
+    """
     memory_shapes: Shapes = ()  # shapes of the memory tensors of a module whose form is `own`
     inputs: tuple[TensorSpec, ...] = ()
     """Inputs of the graph, in order. A language model's follow from the other fields; the spec of any other
@@ -271,6 +277,7 @@ class Spec:
         if not self.language_model:
             refuse_signature((inputs, outputs))
         answers, most, mean = limits(self.precision, self.memory_precision, self.target)
+        most, mean = max(most, ROUNDINGS * self.rounding), max(mean, self.rounding)
         return dataclasses.replace(
             self,
             inputs=(*inputs, *before),
@@ -296,7 +303,8 @@ class Spec:
         """The contract as JSON."""
         document = to_json(self)
         # Absent unless they say something.
-        for name in ("without", "fixed_rows", "fixed_tokens", "moves_every", "drifts_from", "not_compared"):
+        facts = "without fixed_rows fixed_tokens moves_every drifts_from rounding not_compared"
+        for name in facts.split():
             if not document[name]:
                 del document[name]
         if isinstance(self.measured, Measured) and not self.measured.drawn:

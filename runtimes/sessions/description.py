@@ -41,6 +41,7 @@ def describe_spec(spec: Spec, folder: Path) -> dict[str, Any]:
         "fixed_tokens": list(spec.fixed_tokens),
         "moves_every": spec.moves_every,
         "drifts_from": spec.drifts_from,
+        "rounding": spec.rounding,
         "not_compared": list(spec.not_compared),
         "target": spec.target,
         "memory_form": spec.form,

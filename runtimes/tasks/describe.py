@@ -53,6 +53,12 @@ def summary_lines(facts: dict[str, Any], path: Path) -> list[str]:
         lines.append(f"moves       the memory moves when {count} tokens are complete")
     if position := facts.get("drifts_from"):
         lines.append(f"drifts      the same text has other answers from about position {position:,} on")
+    if rounding := facts.get("rounding"):
+        unit = " nats" if vocabulary else ""
+        lines.append(
+            f"rounding    answers change by {rounding:.1g}{unit} if weights are rounded once more; tolerance "
+            f"{facts['tolerance']:.1g}"
+        )
     for promise in facts.get("without", ()):
         lines.append(f"no promise  {promise}: that {PROMISES[promise]}")
     return lines

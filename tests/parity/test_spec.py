@@ -28,7 +28,7 @@ VALUES: tuple[Any, ...] = (
     *([], [1], [[]], [[1]], ["cuts"], [1, 1], [1, 8], {}, {"a": "b"}, {"a": 1}),
 )
 OPTIONAL = (
-    *("without", "fixed_rows", "fixed_tokens", "moves_every", "drifts_from", "not_compared"),
+    *("without", "fixed_rows", "fixed_tokens", "moves_every", "drifts_from", "rounding", "not_compared"),
     *("ids", "present", "when"),
 )
 # What is done, the path of an object or list, a key of it, and another value for the key.

@@ -98,7 +98,7 @@ export function readSampling(bytes, where) {
  * @param {any} spec whose fields have their types
  */
 function contradiction(spec) {
-  const { model, form, rule, storage, files, fixed_rows: rows, fixed_tokens: counts, without } = spec;
+  const { model, form, rule, storage, files, fixed_rows: rows, fixed_tokens: counts, without, rounding } = spec;
   const { reaches, sublayers, layers, heads } = model;
   const facts = TABLES.forms[form];
   const own = facts.holds === "own";
@@ -147,7 +147,8 @@ function contradiction(spec) {
     ["its answers do not follow from its precision", spec.answers !== answers],
     [
       "its tolerances do not follow from its precision",
-      spec.tolerance !== tolerances[0] || spec.mean_tolerance !== tolerances[1],
+      spec.tolerance !== Math.max(tolerances[0], TABLES.roundings * rounding) ||
+        spec.mean_tolerance !== Math.max(tolerances[1], rounding),
     ],
     ["its graph was written, and has what only traced ones have", spec.exporter === "graph" && traced],
     ["its steps cannot be cut into its numbers of tokens", counts.length && !cuttable],

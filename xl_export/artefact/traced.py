@@ -141,6 +141,7 @@ def trace(
         if drift := drift_of(step, rule, spec.form):
             warnings.warn(drift.sentence, stacklevel=2)
             spec = dataclasses.replace(spec, drifts_from=drift.position)
+        spec = dataclasses.replace(spec, rounding=step.rounding).completed()
         write_artefact(
             dataclasses.replace(spec, without=unkept),
             out,

@@ -321,6 +321,8 @@ class ModuleStep:
         self.inputs: dict[str, Input] = {INPUT: given} if isinstance(given, Input) else dict(given)
         self.moves_every: int | None = getattr(module, "moves_every", None)
         """If the memory moves only when so many tokens are complete, that number."""
+        self.rounding = 0.0
+        """Of its answers, in nats, as `check_module` measures it and `spec.json` states it."""
         self._initial: tuple[Tensor | float, ...] | None = None
 
     def start(self, batch: int) -> tuple[Tensor, ...]:

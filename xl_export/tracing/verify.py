@@ -20,11 +20,13 @@ from runtimes.base.errors import ArtefactError, DivergedError, first_line
 from runtimes.contract.memory import FAR
 from runtimes.contract.promises import Promise
 from runtimes.contract.rule import MemoryRule
+from runtimes.contract.spec import MAX_ROUNDING, ROUNDINGS
 from runtimes.contract.tensors import FORM_FACTS, AnyForm
 from xl_export.tracing.module import LOGITS, ModuleStep, drawn_input, in_a_sentence
 from xl_export.tracing.progress import stage
 
 TOLERANCE = 1e-4  # nats; of two ways to compute the same in float32
+ROUNDED = 2  # times that the weights are rounded at random
 PADDING = 3  # tokens
 ROWS = 3  # texts, unless the module computes a fixed number of rows
 MANY_ROWS = 9  # texts, of which each is compared with itself in a step of one row
@@ -59,7 +61,10 @@ def check_module(
     with stage("comparing the module with itself") as begins, torch.no_grad():
         has_memory = any(tensor.numel() for tensor in step.start(1))
         streams = _Streams(step, rule, form)
-        for check in (_shapes, _numbers, _positions_have_no_end, _log_probs, _repeats):
+        for check in (_shapes, _numbers, _repeats):
+            check(streams)
+        step.rounding = _rounding(streams)
+        for check in (_positions_have_no_end, _log_probs):
             check(streams)
         if has_memory:
             _restarts(streams)
@@ -127,12 +132,12 @@ def drift_of(step: ModuleStep, rule: MemoryRule, form: AnyForm, *, period: int =
         far = multiple(FAR - 1, wide)
         apart = moved(far)
         worst = streams.difference(apart, near)
-        if worst <= TOLERANCE:
+        if worst <= streams.tolerance:
             return None
         agrees = _largest(
-            lambda power: streams.difference(moved(multiple(1 << power)), near) <= TOLERANCE, -1, 32
+            lambda power: streams.difference(moved(multiple(1 << power)), near) <= streams.tolerance, -1, 32
         )
-        if agrees < 0 and streams.difference(moved(multiple(FAR // 2, wide)), apart) <= TOLERANCE:
+        if agrees < 0 and streams.difference(moved(multiple(FAR // 2, wide)), apart) <= streams.tolerance:
             return None  # it counts, and stops at a number: `positions.clamp(max=N - 1)`
     position = multiple(1 << (agrees + 1))
     unit_of = " nats" if step.language_model else ""
@@ -285,6 +290,11 @@ class _Streams:
         with in_a_sentence(self.module, "step", self.step_of.rows, **fed, positions=positions):
             return self.step_of(text.inputs, positions, memory)
 
+    @property
+    def tolerance(self) -> float:
+        """The largest difference between two ways to compute the same."""
+        return max(TOLERANCE, ROUNDINGS * self.step_of.rounding)
+
     def cut(self, count: int) -> list[int]:
         """The lengths of whole segments that cover `count` tokens, and of what is left."""
         T = self.rule.segment
@@ -308,7 +318,7 @@ class _Streams:
 
     def refuse_difference(self, mine: Answers, theirs: Answers, *, what: str, fix: str) -> None:
         worst = self.difference(mine, theirs)
-        if not worst <= TOLERANCE:
+        if not worst <= self.tolerance:
             unit = " nats" if self.step_of.language_model else ""
             raise ArtefactError(f"{self.name} gives other answers {what}, by {worst:.3g}{unit}; {fix}.")
 
@@ -340,6 +350,36 @@ def _shapes(streams: _Streams) -> None:
             f"{_listed(before)}; "
             "expected the same shapes and types: let a step drop what is older than the memory."
         )
+
+
+def _rounding(streams: _Streams) -> float:
+    """The largest change of a module's answers if each of its weights is rounded once more; 0 if it is far
+    below the usual tolerance.
+
+    Two ways to compute the same in float32 differ by roundings of this size. Some deep recurrent models
+    multiply them, so no fixed tolerance suits all modules.
+    """
+    text = streams.before + streams.tokens
+    lengths = streams.cut(len(text))
+    right = streams.feed(text, lengths)[0]
+    weights = [x for x in streams.module.parameters() if x.is_floating_point()]
+    kept = [x.detach().clone() for x in weights]
+    worst = 0.0
+    chance = torch.Generator().manual_seed(0)
+    try:
+        for _ in range(ROUNDED):
+            for weight, exact in zip(weights, kept, strict=True):
+                weight.copy_(exact * (1 + torch.randn(exact.shape, generator=chance) * 2**-24))
+            worst = max(worst, streams.difference(streams.feed(text, lengths)[0], right))
+    finally:
+        for weight, exact in zip(weights, kept, strict=True):
+            weight.copy_(exact)
+    if not worst <= MAX_ROUNDING:  # nor for a NaN
+        raise ArtefactError(
+            f"the answers of {streams.name} change by {worst:.3g} if each weight is rounded once more in "
+            "float32, so no graph can be compared with it; trace a module that is trained."
+        )
+    return worst if ROUNDINGS * worst > TOLERANCE else 0.0
 
 
 def _positions_have_no_end(streams: _Streams) -> None:
@@ -477,7 +517,9 @@ def _restarts(streams: _Streams) -> None:
     again, _ = streams.feed(text, [T], streams.full)
     fresh, _ = streams.feed(text, [T])
     starts_with_zeros = not any(bool(x.any()) for x in streams.start())
-    if not streams.circular and not (starts_with_zeros and streams.difference(again, fresh) <= TOLERANCE):
+    if not streams.circular and not (
+        starts_with_zeros and streams.difference(again, fresh) <= streams.tolerance
+    ):
         streams.step_of.restart_rows()
         return
     if not starts_with_zeros:
@@ -541,7 +583,7 @@ def _cuts_matter(streams: _Streams) -> None:
         streams.feed(streams.tokens, lengths, streams.full, streams.follows)[0]
         for lengths in (streams.cut(N), [1] * N)
     ]
-    if streams.difference(*answers) <= TOLERANCE:
+    if streams.difference(*answers) <= streams.tolerance:
         raise ArtefactError(
             f"every token of {streams.name} looks back {rule.mem_len} tokens, however a text is cut; with "
             f'mask="full" the last one of a segment looks back {rule.longest_distance}; give '

@@ -112,6 +112,7 @@ inline constexpr char format_tables[] = R"json({
       "fixed_tokens": {"list": {"integer": [1, 16777216]}},
       "moves_every": {"any": [{"integer": [1, 16777216]}, {"null": []}]},
       "drifts_from": {"any": [{"integer": [0, 9007199254740991]}, {"null": []}]},
+      "rounding": {"number": [0, 0.05]},
       "memory_shapes": {"list": {"list": {"integer": [0, 16777216]}}},
       "inputs": {
         "list": {
@@ -211,6 +212,7 @@ inline constexpr char format_tables[] = R"json({
       "fixed_tokens": [],
       "moves_every": null,
       "drifts_from": null,
+      "rounding": 0.0,
       "memory_shapes": [],
       "inputs": [],
       "outputs": [],
@@ -397,6 +399,7 @@ inline constexpr char format_tables[] = R"json({
     "int4 int8 tensorrt": ["stored-weights", 0.5, 0.05],
     "int4 int8 web": ["stored-weights", 0.5, 0.05]
   },
+  "roundings": 4,
   "graph_files": {
     "external": ["step.onnx", "weights.bin"],
     "single-file": ["step.onnx"],

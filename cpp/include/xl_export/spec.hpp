@@ -64,6 +64,7 @@ struct Spec {
   std::string target;     // onnxruntime, tensorrt or web
   std::string storage;    // where graph and weights are: external, single-file or ort
   double tolerance = 0, mean_tolerance = 0;  // of `check`, in nats
+  double rounding = 0;  // change of a traced module's answers if its weights are rounded once more, in nats
   std::int64_t vocabulary = 0;               // V, the number of tokens; 0 of a step that is no language model
   std::int64_t segment = 0;                  // the most tokens of one step
   std::int64_t memory = 0;                   // the tokens that are remembered
@@ -342,9 +343,10 @@ inline Tensors refuse_contradictions(const Spec& spec, const json::Value& docume
   refuse(read_tensors(document.at("inputs")) != wanted_inputs ||
              read_tensors(document.at("outputs")) != wanted_outputs,
          "its inputs or outputs do not follow from its model");
+  const double roundings = table("roundings").number();
   const json::Value& limits = table("limits").at(spec.precision + " " + memory_precision + " " + spec.target);
-  refuse(document.at("answers").text != limits.items[0].text || spec.tolerance != limits.items[1].number() ||
-             spec.mean_tolerance != limits.items[2].number(),
+  refuse(document.at("answers").text != limits.items[0].text || spec.tolerance != std::max(limits.items[1].number(), roundings * spec.rounding) ||
+             spec.mean_tolerance != std::max(limits.items[2].number(), spec.rounding),
          "its answers or tolerances do not follow from its precision");
   refuse(graph && (own || !words || !spec.without.empty() || spec.fixed_rows),
          "its graph was written, and has what only traced ones have");
@@ -384,6 +386,7 @@ inline Spec parse_fields(const json::Value& document) {
   spec.form = document.at("form").text;
   spec.storage = document.at("storage").text;
   spec.target = document.at("target").text;
+  if (const json::Value* rounding = document.find("rounding")) spec.rounding = rounding->number();
   spec.tolerance = document.at("tolerance").number();
   spec.mean_tolerance = document.at("mean_tolerance").number();
   spec.selective = is_selective(model);

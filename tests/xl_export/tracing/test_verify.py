@@ -176,6 +176,23 @@ def test_a_drift_is_a_warning_and_a_fact_of_the_artefact(tmp_path: Path) -> None
     assert check(artefact).passed
 
 
+def test_the_tolerance_follows_the_roundings_of_the_module(tmp_path: Path) -> None:
+    """Whose logits are up to 500; those of other tests are up to 3."""
+    module = modules.Base()
+    with torch.no_grad():
+        module.out.weight *= 200
+    exact = [weight.clone() for weight in module.parameters()]
+    spec = load_spec(trace(module, tmp_path / "a", vocab=VOCAB, rule=RULE))
+    assert spec.tolerance == 4 * spec.rounding > 1e-4
+    assert spec.mean_tolerance == max(1e-4, spec.rounding)
+    assert all(torch.equal(*pair) for pair in zip(exact, module.parameters(), strict=True))
+    assert "rounding    answers change by " in CliRunner().invoke(info_command, [str(tmp_path / "a")]).output
+    with torch.no_grad():
+        module.out.weight *= 1000
+    with pytest.raises(UserError, match="if each weight is rounded once more"):
+        trace(module, tmp_path / "b", vocab=VOCAB, rule=RULE)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_module_in_half_precision_is_told_to_call_float(dtype: torch.dtype) -> None:
     with pytest.raises(UserError, match=r"bias of Base is b?float16; .*call module.float\(\) first"):
