@@ -19,6 +19,7 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -35,6 +36,7 @@ from xl_export.adapters import (
     from_rllib,
     from_rwkv,
     from_torchrl,
+    from_transformers,
     from_x_transformers,
 )
 
@@ -61,6 +63,9 @@ class Peer:
     segment: int
     without: tuple[Any, ...] = ()
     """The promises that it does not keep."""
+    mem_len: int = M
+    moves: bool = False
+    """Whether a text has the same answers at any position."""
 
 
 def x_transformers(wrapper: Mapping[str, Any] = MappingProxyType({}), **options: Any) -> Peer:
@@ -219,44 +224,42 @@ def xlnet() -> Peer:
     return Peer(module, Stream(call, 1, [torch.zeros(M, 1, 16)] * 2), 1)
 
 
-class Mamba(nn.Module):
-    """MambaForCausalLM token by token, over a cache that hands out states and has them updated in place."""
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-        config: Any = net.config
-        self.sizes = xl_export.Sizes(
-            vocab_size=config.vocab_size, layers=config.num_hidden_layers, d_model=config.hidden_size
-        )
-        wide = config.intermediate_size
-        self.rows = [(wide, config.conv_kernel), (wide, config.state_size)] * config.num_hidden_layers
-
-    def start(self, batch: int) -> list[Tensor]:
-        return [torch.zeros(batch, *row) for row in self.rows]
-
-    def step(self, tokens: Tensor, positions: Tensor, memory: Any) -> tuple[Tensor, list[Tensor]]:
-        begun = positions[:, :1, None] > 0
-        states = [torch.where(begun, each, 0.0) for each in memory]
-        cache = SimpleNamespace(
-            get_conv_state=lambda layer, state_idx: states[2 * layer],
-            get_recurrent_state=lambda layer, state_idx: states[2 * layer + 1],
-            is_recording_past=lambda layer: False,
-        )
-        return self.net(tokens, cache=cache, use_cache=True).logits, states
+WINDOW = 64  # tokens, more than a stream of the tests has
+SMALL = {"vocab_size": V, "hidden_size": 16, "num_hidden_layers": 2}
+HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "intermediate_size": 32}
+EXPERTS = {"num_experts_per_tok": 1, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
+EXPERTS |= {"num_experts": 2, "num_local_experts": 2}
+DELTA = {f"linear_num_{name}_heads": 2 for name in ("key", "value")}
+DELTA |= {f"linear_{name}_head_dim": 8 for name in ("key", "value")}
+ROPE = {"rope_theta": 1e4, "factor": 2.0}
+# Of state spaces in hybrids.
+SPACES = {
+    f"mamba_{name}": size
+    for name, size in {"n_heads": 4, "d_state": 4, "n_groups": 1, "chunk_size": 8}.items()
+}
 
 
-def mamba() -> Peer:
-    from transformers import MambaConfig, MambaForCausalLM
+def layers(*types: str) -> dict[str, Any]:
+    return {"layer_types": list(types)}
 
-    config = MambaConfig(vocab_size=V, hidden_size=16, num_hidden_layers=2, state_size=4, time_step_rank=2)
-    net = MambaForCausalLM(config).eval()
 
-    def call(x: Tensor, cache: Any) -> Any:
-        answer = net(x, cache=copy.deepcopy(cache), use_cache=True)  # it is updated in place
-        return answer.logits, answer.cache
+def hugging_face(family: str, window: int | None = None, *, config: str = "", **options: Any) -> Peer:
+    """config: the name of its class without `Config`, if it is not the family's."""
+    import transformers
 
-    return Peer(Mamba(net), Stream(call, 1), 1)
+    given = getattr(transformers, f"{config or family}Config")(**SMALL | options)
+    net = getattr(transformers, f"{family}ForCausalLM")(given).eval()
+    for weight in net.parameters():
+        if weight.ndim > 1:
+            nn.init.normal_(weight, std=0.2)
+
+    def call(x: Tensor, state: Any) -> Any:
+        cache, seen = copy.deepcopy(state) or (transformers.DynamicCache(config=given), 0)
+        y = net(x, cache=cache, position_ids=torch.tensor([[seen]]), use_cache=True).logits
+        return y, (cache, seen + 1)  # it is updated in place
+
+    module: Any = from_transformers(net, window)
+    return Peer(module, Stream(call, 1), 1, mem_len=module.mem_len, moves=True)
 
 
 def rwkv() -> Peer:
@@ -329,7 +332,46 @@ PEERS: dict[str, tuple[str, Callable[[], Peer]]] = {
         lambda: origin(positional_encoding="learned", gtrxl=True, gtrxl_bias=0.0),
     ),
     "XLNet": ("transformers", xlnet),
-    "Mamba": ("transformers", mamba),
+    "Mamba": ("transformers", lambda: hugging_face("Mamba", state_size=4, time_step_rank=2)),
+    "Mamba-2": (
+        "transformers",
+        lambda: hugging_face("Mamba2", state_size=4, num_heads=4, head_dim=8, n_groups=2, chunk_size=8),
+    ),
+    "Falcon Mamba": ("transformers", lambda: hugging_face("FalconMamba", state_size=4, time_step_rank=2)),
+    "Mistral": ("transformers", lambda: hugging_face("Mistral", sliding_window=M, **HEADS)),
+    "Gemma 2": ("transformers", lambda: hugging_face("Gemma2", WINDOW, sliding_window=M, **HEADS)),
+    "Gemma 3": (
+        "transformers",
+        lambda: hugging_face(
+            "Gemma3",
+            config="Gemma3Text",
+            sliding_window=M,
+            **HEADS,
+            **layers("sliding_attention", "sliding_attention"),
+        ),
+    ),
+    "LFM2": (
+        "transformers",
+        lambda: hugging_face("Lfm2", WINDOW, **HEADS, **layers("conv", "full_attention")),
+    ),
+    "Falcon-H1": (
+        "transformers",
+        lambda: hugging_face("FalconH1", WINDOW, **HEADS, **SPACES, mamba_d_ssm=16, mamba_d_head=4),
+    ),
+    "Bamba": (
+        "transformers",
+        lambda: hugging_face("Bamba", WINDOW, **HEADS, **SPACES, mamba_d_head=8, attn_layer_indices=[1]),
+    ),
+    "Qwen3-Next": (
+        "transformers",
+        lambda: hugging_face(
+            "Qwen3Next", WINDOW, **HEADS, **DELTA, **EXPERTS, **layers("linear_attention", "full_attention")
+        ),
+    ),
+    "Mixtral": (
+        "transformers",
+        lambda: hugging_face("Mixtral", sliding_window=M, **HEADS, **EXPERTS),
+    ),
     "RWKV-7": ("rwkv", rwkv),
 }
 
@@ -343,16 +385,32 @@ def test_a_package_agrees_with_its_artefact_over_fifty_steps(
         pytest.skip(f"{package} is not installed; see the top of this file")
     torch.manual_seed(0)
     peer = make()
-    rule = xl_export.MemoryRule(mem_len=M, segment=peer.segment)
+    rule = xl_export.MemoryRule(mem_len=peer.mem_len, segment=peer.segment)
     vocab = xl_export.IdsVocab(V) if hasattr(peer.module, "sizes") else None
     artefact = xl_export.trace(
         peer.module, tmp_path / "artefact", rule=rule, vocab=vocab, without=set(peer.without)
     )
-    assert load_spec(artefact).without == peer.without
+    spec = load_spec(artefact)
+    assert spec.without == peer.without
     programs = {"C++": cpp, "JavaScript": javascript}
     worst = largest_differences(artefact, peer.stream, programs, tmp_path)
+    if peer.moves:
+        assert spec.drifts_from is None
+        worst |= {f"{language}, moved": moved(program, artefact) for language, program in programs.items()}
     print(f"{name}: " + ", ".join(f"{language} {difference:.1e}" for language, difference in worst.items()))
     assert max(worst.values()) < 1e-4
+
+
+def moved(program: Program, artefact: Path) -> float:
+    """How much the answers to the same text differ at positions 1,000 and 10 million."""
+    program.ask("open", model=str(artefact))
+    program.ask("start", stream="far", rows=2)
+    program.ask("pad", stream="far", positions=[1000, 10**7])
+    worst = 0.0
+    for token in np.random.default_rng(0).integers(V, size=30).tolist():
+        near, far = np.split(np.array(program.ask("step", stream="far", tokens=[[token]] * 2)["logits"]), 2)
+        worst = max(worst, float(np.abs(near - far).max()))
+    return worst
 
 
 REFUSED: dict[str, tuple[str, Callable[[], Peer]]] = {
@@ -368,6 +426,16 @@ REFUSED: dict[str, tuple[str, Callable[[], Peer]]] = {
     "use_custom_causal_attn_mask": (
         "recurrent_memory_transformer_pytorch",
         lambda: recurrent_memory(memory_not_causal=False),
+    ),
+    "full_attention": ("transformers", lambda: hugging_face("Llama", **HEADS)),
+    "dynamic": (
+        "transformers",
+        lambda: hugging_face("Llama", WINDOW, **HEADS, rope_parameters={"rope_type": "dynamic", **ROPE}),
+    ),
+    "DynamicCache": ("transformers", lambda: hugging_face("xLSTM", num_heads=2)),
+    "cache": (
+        "transformers",
+        lambda: hugging_face("RecurrentGemma", num_hidden_layers=3, **HEADS, lru_width=16),
     ),
 }
 

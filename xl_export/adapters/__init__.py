@@ -1,6 +1,7 @@
 """Modules of other projects as modules that `xl_export.trace` exports."""
 
 from xl_export.adapters.from_forward import from_forward
+from xl_export.adapters.from_transformers import from_transformers
 from xl_export.adapters.ppo_trxl import from_ppo_trxl
 from xl_export.adapters.recurrent_memory import from_recurrent_memory
 from xl_export.adapters.rllib import from_rllib
@@ -15,5 +16,6 @@ __all__ = [
     "from_rllib",
     "from_rwkv",
     "from_torchrl",
+    "from_transformers",
     "from_x_transformers",
 ]
