@@ -92,6 +92,8 @@ def _listed(path: Path) -> list[str] | None:
 def _foreign(folder: Path, above: Pattern, patterns: set[Pattern]) -> Iterator[str]:
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         path = *above, destination(entry.name) or entry.name
+        if path in patterns and not entry.is_dir(follow_symlinks=False):
+            continue  # most files have a plain name on the list
         leading = [pattern for pattern in patterns if _leads_to(pattern, path)]
         if not entry.is_dir(follow_symlinks=False):
             if not any(len(pattern) == len(path) for pattern in leading):

@@ -49,7 +49,7 @@ def declared(record: Any) -> Iterator[Declared]:
         kind, ranges = limits(hint)
         if get_origin(kind) in UNIONS:
             kind, more = limits(next(each for each in get_args(kind) if each is not type(None)))
-            ranges = [*ranges, *more]
+            ranges = (*ranges, *more)
         for option in found:
             yield Declared(field, option, kind, next((r for r in ranges if isinstance(r, Range)), ANY))
 

@@ -57,12 +57,13 @@ class Word:
 type_hints = functools.cache(functools.partial(typing.get_type_hints, include_extras=True))
 
 
-def limits(hint: Any) -> tuple[Any, list[Range | Word]]:
+@functools.cache
+def limits(hint: Any) -> tuple[Any, tuple[Range | Word, ...]]:
     """A type without its limits, and the limits."""
     if typing.get_origin(hint) is not Annotated:
-        return hint, []
+        return hint, ()
     plain, *more = typing.get_args(hint)
-    return plain, [each for each in more if isinstance(each, Range | Word)]
+    return plain, tuple(each for each in more if isinstance(each, Range | Word))
 
 
 def refuse_out_of_range(record: Any, section: str = "") -> None:

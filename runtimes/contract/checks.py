@@ -55,7 +55,7 @@ def checked_targets(
         raise StreamError(
             f"target {outside} is outside the vocabulary; expected -1 (which means not wanted) to {last}."
         )
-    if (checked := checked_lengths(lengths, tokens)) is not None:
+    if lengths is not None and (checked := checked_lengths(lengths, tokens)) is not None:
         beyond = np.argwhere((targets >= 0) & (np.arange(targets.shape[1]) >= checked[:, None]))
         if len(beyond):
             row, at = beyond[0]
@@ -87,12 +87,12 @@ def checked_ids(ids: Any, size: int, *, what: str) -> np.ndarray:
     return array.astype(np.int64)
 
 
-def checked_lengths(lengths: np.ndarray | None, tokens: np.ndarray) -> np.ndarray | None:
+def checked_lengths(lengths: np.ndarray, tokens: np.ndarray) -> np.ndarray | None:
     """`lengths` as an int64 array [B] for tokens [B, T]; None if every row has all of its tokens.
 
     Raises StreamError if they do not fit.
     """
-    if lengths is None or np.ndim(tokens) != 2:  # such tokens are refused by `checked_tokens`
+    if np.ndim(tokens) != 2:  # such tokens are refused by `checked_tokens`
         return None
     given = as_array(lengths)
     batch, segment = np.shape(tokens)

@@ -266,7 +266,7 @@ class TorchSession:
         with memory.in_use():
             tokens = checked_tokens(self, tokens, memory)
             refuse_after_fork(self._process)
-            lengths = checked_lengths(lengths, tokens)
+            lengths = None if lengths is None else checked_lengths(lengths, tokens)
             memory.clear_restarted_rows()
             place = str(self.device)
             past = [torch.from_numpy(memory.tensors[tensor.name]).to(place) for tensor in self.state]
