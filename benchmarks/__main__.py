@@ -22,7 +22,8 @@ from benchmarks.plots import check_plot, draw
 from runtimes.base.files import refuse_replacing, refuse_unwritable, writing
 from runtimes.base.machine import available_cpus
 from runtimes.cli.group import Group, Subgroup
-from runtimes.cli.options import json_option, name_of, show
+from runtimes.cli.options import json_option, name_of, options_of, show
+from runtimes.contract.rule import MemoryRule
 
 ROOT = Path(__file__).parent.parent
 PATH = click.Path(path_type=Path)
@@ -89,19 +90,9 @@ def command_of(name: str) -> click.Command:
             "--config",
             "The model: small, demo, tales, enwik8-base (some minutes), wt103-base or enwik8-large with "
             "random weights; the folder of a run; or a JSON file, which is a run's config.json or has the "
-            "fields of a ModelConfig.",
+            "fields of a ModelConfig. --mem-len and --segment replace what it says.",
             default="small",
             show_default=True,
-        ),
-        option(
-            "--mem-len",
-            "Length of the memory in tokens (M), in place of --config's.",
-            type=click.IntRange(0, 1 << 20),
-        ),
-        option(
-            "--segment",
-            "Tokens of a segment (T), in place of --config's.",
-            type=click.IntRange(1, 1 << 16),
         ),
         option("--repeats", "Timed calls of each side.", type=click.IntRange(1, 1 << 17)),
         option(
@@ -116,9 +107,8 @@ def command_of(name: str) -> click.Command:
         options.append(option("--force", "Replace the file of --plot if it exists.", is_flag=True))
     text = CASES[name]
     run = partial(run_case, name)
-    return json_option(
-        click.Command(name, params=options, callback=run, help=f"{text[0].upper()}{text[1:]}.")
-    )
+    command = click.Command(name, params=options, callback=run, help=f"{text[0].upper()}{text[1:]}.")
+    return json_option(options_of(MemoryRule, defaults=False, only=("mem_len", "segment"))(command))
 
 
 def run_case(

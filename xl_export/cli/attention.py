@@ -14,7 +14,7 @@ from runtimes.base.files import refuse_replacing, write_json
 from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.base.kinds import PICTURES
 from runtimes.base.records import to_json
-from runtimes.cli.options import json_option, show, threads_option
+from runtimes.cli.options import json_option, options_of, show, threads_option
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import SPEC
 from runtimes.contract.tensors import Form, bytes_saved
@@ -68,11 +68,7 @@ PACKAGES = ("torch", "safetensors", "tqdm")
     type=click.IntRange(min=1),
     help="How many tokens of the text are read. More are read if --at is behind them.",
 )
-@click.option(
-    "--mem-len",
-    type=click.IntRange(min=0),
-    help="How many tokens the model remembers. The default is the number with which the run was evaluated.",
-)
+@options_of(MemoryRule, defaults=False, only=("mem_len",))
 @force_option
 @threads_option()
 @json_option
