@@ -335,7 +335,7 @@ def test_a_session_that_keeps_memory_on_a_device_refuses_parts(
         with pytest.raises(StreamError, match="this session keeps memory on a device"):
             session.step(token, memory.part(1, 2))
         session.step(np.zeros((2, 1), np.int64), memory)
-        with pytest.raises(StreamError, match="the memory lies on a device"):
+        with pytest.raises(StreamError, match="the memory is on a device"):
             memory.part(0, 1)
         assert memory.positions.tolist() == [1, 1]
 

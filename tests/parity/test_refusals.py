@@ -113,7 +113,7 @@ OPERATIONS: list[tuple[dict[str, Any], str]] = [
     ({"op": "generate", "tokens": [100_000], "max_tokens": 1}, "100000|100,000"),
     ({"op": "generate", "tokens": [1], "max_tokens": 0}, "is 0|0 is not in the range"),
     ({"op": "generate", "tokens": [1], "max_tokens": 2, "stop": [""]}, "stop string is empty"),
-    ({"op": "rewind", "count": 8}, "expected 0 to 0"),
+    ({"op": "rewind", "count": 8}, "expected 0 to 0|the stream has 0"),
     ({"op": "load", "file": "nowhere"}, "nowhere"),
 ]
 
