@@ -1,4 +1,4 @@
-"""A new kind of position is one class: it trains, exports in every form of memory, and equals PyTorch."""
+"""A new kind of position is one class: it exports in every form of memory, and equals PyTorch."""
 
 from __future__ import annotations
 
@@ -24,32 +24,10 @@ from xl_export.artefact.export import export
 
 
 @pytest.fixture(autouse=True)
-def kinds() -> Iterator[None]:
-    """Registers two kinds for one test: one with every term and a table on the input, and one with a bias
-    alone.
-    """
+def linear_bias() -> Iterator[None]:
+    """Registers the kind of docs/extending/position.md for one test: a bias alone, as no other kind has."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(positions, "KINDS", dict(positions.KINDS))
-
-        class Everything(Positions, kind="everything"):
-            def __init__(self, config: ModelConfig) -> None:
-                super().__init__(config)
-                L, H, K, D = config.layers, config.heads, config.head_dim, config.d_model
-                self.u = nn.Parameter(torch.empty(L, H, K))
-                self.v = nn.Parameter(torch.empty(L, H, K))
-                self.slope = nn.Parameter(torch.empty(L, H, K))
-                self.table = nn.Parameter(torch.empty(L, 5, D))
-
-            def terms(self, layer: int, vectors: Tensor) -> Terms:
-                distance = vectors.to(self.slope)[:, None, None]
-                position = (self.slope[layer] * distance).cos()
-                return Terms(position=position, bias=position.sum(-1), u=self.u[layer], v=self.v[layer])
-
-            def input_table(self, layer: int) -> Tensor | None:
-                return self.table[layer]
-
-            def input_rows(self, position: Tensor) -> Tensor:
-                return position % 5
 
         class LinearBias(Positions, kind="linear-bias"):  # as Press et al. 2022, with learned slopes
             def __init__(self, config: ModelConfig) -> None:
@@ -62,33 +40,28 @@ def kinds() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize(
-    ("kind", "form", "clamp_len"), matrix(["everything", "linear-bias"], FORMS, [None, 5], together=1)
-)
+@pytest.mark.parametrize(("form", "clamp_len"), matrix(FORMS, [None, 5], together=1))
 def test_a_new_kind_exports_as_it_is(
-    kind: str,
     form: str,
     clamp_len: int | None,
     make_run: Callable[..., Path],
     tokens: np.ndarray,
     tmp_path: Path,
 ) -> None:
-    run = make_run(positions=kind, rule=MemoryRule(mem_len=16, segment=8, clamp_len=clamp_len))
+    run = make_run(positions="linear-bias", rule=MemoryRule(mem_len=16, segment=8, clamp_len=clamp_len))
     artefact = export(run, tmp_path / "artefact", memory=form)  # type: ignore[arg-type]
-    assert load_spec(artefact).model.positions == kind
+    assert load_spec(artefact).model.positions == "linear-bias"
     stream = rows(tokens, 2, 64)
     expected, _ = feed(open_session(run), stream, [8, 1, 7] * 4)
     answer, _ = feed(open_session(artefact), stream, [8, 1, 7] * 4)
     assert np.abs(answer - expected).max() < 1e-4
 
 
-@pytest.mark.parametrize(
-    ("kind", "attention"), matrix(["everything", "linear-bias"], ["plugin", "native"], together=1)
-)
+@pytest.mark.parametrize("attention", ["plugin", "native"])
 def test_a_new_kind_exports_for_tensorrt(
-    kind: str, attention: str, make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
+    attention: str, make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
 ) -> None:
-    run = make_run(positions=kind)
+    run = make_run(positions="linear-bias")
     artefact = export(run, tmp_path / "artefact", target="tensorrt", attention=attention)  # type: ignore[arg-type]
     stream = rows(tokens, 2, 64)
     expected, _ = feed(open_session(run), stream, [8, 1, 7] * 4)
