@@ -36,7 +36,7 @@ def from_transformers(model: Any, window: int | None = None) -> nn.Module:
     Raises ConfigError for a model whose memory grows if no window was given, and for another kind
     of memory.
     """
-    with needs("from_transformers", "transformers"):
+    with needs("transformers", "transformers"):
         import transformers  # noqa: F401
     if window is not None:
         Range(2, whole=True).check("window", window, ConfigError)

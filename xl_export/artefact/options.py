@@ -92,8 +92,8 @@ class ExportOptions:
         Annotated[int, Range(1, MAX_BATCH, whole=True)] | None,
         Option(
             "--rows",
-            "With --exporter trace: fix all sizes, as the accelerators of phones need it. Each step has "
-            "exactly this many rows of --segment tokens.",
+            "With --exporter trace, or a model of Hugging Face: fix all sizes, as the accelerators of phones "
+            "need it. Each step has exactly this many rows of --segment tokens.",
         ),
     ] = None
     tokens: Annotated[

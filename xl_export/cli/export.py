@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import warnings
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from runtimes.base.errors import UserError, needs
+from runtimes.base.files import read_json
 from runtimes.base.options import declared
 from runtimes.base.records import to_json
 from runtimes.cli.group import LongCommand
@@ -33,6 +37,9 @@ from xl_export.cli.options import (
 
 # What the option says: the attention for which the graph is written.
 ATTENTION_AS: dict[str, Attention] = {"node": "plugin", "operators": "native"}
+RULE = [each.field.name for each in declared(MemoryRule)]
+# Options that a model of Hugging Face has no use for: it is traced, and its memory is its own.
+FOR_RUNS = {"exporter", "memory", "attention", "single_file", "ort", *RULE} - {"segment"}
 
 
 class Counts(click.ParamType):
@@ -51,7 +58,8 @@ class Counts(click.ParamType):
     cls=LongCommand,
     sections={
         "Main options": "--out --precision --text --target --force",
-        "Memory": "--mem-len --segment --memory --memory-precision --mask --clamp-len --initial-memory",
+        "Memory": "--mem-len --segment --window --memory --memory-precision --mask --clamp-len "
+        "--initial-memory",
         "Form of the graph": "--single-file --ort --exporter --rows --tokens --attention-as",
         "Triton Inference Server": "--triton --triton-backend",
     },
@@ -60,6 +68,12 @@ class Counts(click.ParamType):
 @out_option
 @options_of(ExportOptions, attention=click.Choice(list(ATTENTION_AS)), tokens=Counts())
 @options_of(MemoryRule, defaults=False, clamp_len=click.IntRange(0, MAX_LENGTH))
+@click.option(
+    "--window",
+    type=click.IntRange(min=2),
+    help="For a model of Hugging Face whose memory grows: the number of tokens that a token sees in layers "
+    "with full attention. The artefact equals the model for texts of up to so many tokens.",
+)
 @click.option(
     "--single-file",
     is_flag=True,
@@ -90,6 +104,11 @@ def export_command(
 ) -> None:
     """Export RUN to an artefact, a folder that needs no PyTorch.
 
+    RUN is the folder of a run, or of a causal language model of Hugging Face with a memory that is bounded,
+    such as Mamba, Gemma or LFM2: config.json, model.safetensors and tokenizer.json. Nothing is downloaded,
+    and no code in the folder is run. Without
+    --segment, its steps have up to 16 tokens, or one if it has recurrent layers.
+
     The artefact runs with only NumPy and ONNX Runtime. Before the folder appears, its graphs are compared
     with PyTorch at several shapes and over a stream of many segments that is much longer than the memory. A
     graph that this machine cannot run is not compared, and the output names it. Options that are not given
@@ -102,9 +121,12 @@ def export_command(
             f"`xl-export import {run} --out RUN`, or export a model of your own code with xl_export.trace "
             "(docs/guides/own-model.md)."
         )
+    pretrained = _is_pretrained(run)
+    if pretrained:
+        _refuse_given(FOR_RUNS, f"is for a run, and {run} is a model of Hugging Face")
+    else:
+        _refuse_given(["window"], f"is for a model of Hugging Face, and {run} is a run")
     with needs("cpu,export", *PACKAGES):
-        from trainer.run.checkpoint import load_run
-        from xl_export.artefact.export import export
         from xl_export.artefact.validate import FailingCheckWarning
         from xl_export.deployment.model_repository import model_folder, write_model, write_session
     if single_file and ort:
@@ -117,27 +139,17 @@ def export_command(
             "--triton-backend python needs memory that is written in place; give --memory ring and another "
             "target than web."
         )
-    storage: Storage = "single-file" if single_file else "ort" if ort else "external"
-    given = {each.field.name: choices.pop(each.field.name) for each in declared(MemoryRule)}
-    changes = {name: value for name, value in given.items() if value is not None}
-    if choices["tokens"]:
-        changes.setdefault("segment", max(choices["tokens"]))
-    if changes.get("clamp_len") == 0:
-        changes["clamp_len"] = None
     if triton:  # refused before anything is exported
         model_folder(out, triton, force=force)
-    rule = dataclasses.replace(load_run(run).config.evaluation, **changes) if changes else None
+    notes: list[str] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FailingCheckWarning)  # the check below says it
-        export(
-            run,
-            out,
-            rule=rule,
-            attention=ATTENTION_AS[attention] if attention else None,
-            storage=storage,
-            force=force,
-            **choices,
-        )
+        if pretrained:
+            notes = _export_pretrained(run, out, force=force, **choices)
+        else:
+            storage: Storage = "single-file" if single_file else "ort" if ort else "external"
+            attention_as = ATTENTION_AS[attention] if attention else None
+            _export_run(run, out, attention=attention_as, storage=storage, force=force, **choices)
     report = check(out, device="cpu")
     spec = load_spec(out)
     if spec.concern:
@@ -162,6 +174,7 @@ def export_command(
     if triton and report.passed:
         model = (write_session if session else write_model)(out, triton, force=force)
         lines.append(f"{model} is a model for Triton Inference Server")
+    lines += [f"note: {note}" for note in notes]
     if report.passed:
         lines.append(f"next: {next_command(describe(out), out)}")
     document = {
@@ -177,7 +190,49 @@ def export_command(
         "not_compared": list(spec.not_compared),
         "check": report.to_json(),
         "triton": str(model) if model else None,
+        "notes": notes,
     }
     show(document, lines, as_json=as_json)
     if not report.passed:
         raise SystemExit(1)
+
+
+def _is_pretrained(folder: Path) -> bool:
+    """Whether a folder has the `config.json` of a model of Hugging Face; a run's has no `model_type`."""
+    path = folder / "config.json"
+    config = read_json(path) if path.is_file() else None
+    return isinstance(config, dict) and isinstance(config.get("model_type"), str)
+
+
+def _refuse_given(options: Collection[str], why: str) -> None:
+    """Raises UserError if the user has typed one of these options."""
+    context = click.get_current_context()
+    for option in context.command.params:
+        name = option.name or ""
+        if name in options and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise UserError(f"{option.opts[0]} {why}; leave it out.")
+
+
+def _export_run(run: Path, out: Path, *, window: None, **choices: Any) -> None:
+    """Exports the folder of a run. choices: the options; those of the rule replace parts of the run's own."""
+    from trainer.run.checkpoint import load_run
+    from xl_export.artefact.export import export
+
+    changes = {name: value for name in RULE if (value := choices.pop(name)) is not None}
+    if choices["tokens"]:
+        changes.setdefault("segment", max(choices["tokens"]))
+    if changes.get("clamp_len") == 0:
+        changes["clamp_len"] = None
+    rule = dataclasses.replace(load_run(run).config.evaluation, **changes) if changes else None
+    export(run, out, rule=rule, **choices)
+
+
+def _export_pretrained(folder: Path, out: Path, **choices: Any) -> list[str]:
+    """Exports the folder of a model of Hugging Face, and returns notes. choices: the options."""
+    os.environ["HF_HUB_OFFLINE"] = "1"  # read when its packages are imported
+    for name in FOR_RUNS & choices.keys():
+        del choices[name]
+    with needs("cpu,export,trace,transformers", *PACKAGES, "onnxscript", "transformers", "tokenizers"):
+        from xl_export.artefact.pretrained import export_pretrained
+
+        return export_pretrained(folder, out, **choices)

@@ -181,10 +181,10 @@ def _warning(artefact: Path, spec: Spec) -> str | None:
             f"{artefact} multiplies weights in {spec.precision}, which takes a browser 5 to 9 times as "
             "long as fp32; export the run with --precision int8-stored, which is small and as fast as fp32."
         )
-    if not spec.circular and spec.target != "web":
+    if not spec.circular and spec.target != "web" and spec.exporter != "trace":
         return (
             f"{artefact} has memory of the form {spec.form}, which is written anew in every step; "
-            "a ring is not (--memory ring, or xl_export.ring_write in a module)."
+            "a ring is not (--memory ring)."
         )
     return None
 

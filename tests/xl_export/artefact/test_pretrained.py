@@ -1,0 +1,166 @@
+"""Folders of Hugging Face become artefacts."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import runtimes
+from runtimes.contract.sampling import Sampler, read_sampling
+from runtimes.contract.vocabulary import IdsVocab, SpecialTokens
+from tests.commands import json_of, refused, xl
+
+pytest.importorskip("transformers", reason="needs transformers; `make setup` installs it")
+pytestmark = [pytest.mark.usefixtures("fast_traces"), pytest.mark.filterwarnings("ignore")]
+
+END, SIZE = "<|endoftext|>", 300
+GENERATION = {
+    "eos_token_id": 0,
+    "do_sample": True,
+    "temperature": 0.7,
+    "top_k": 0,
+    "typical_p": 0.5,
+    "num_beams": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def mamba(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Mamba in bfloat16 with a tokenizer of fewer tokens, and with code that must not be run."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import MambaConfig, MambaForCausalLM
+
+    folder = tmp_path_factory.mktemp("pretrained") / "mamba"
+    torch.manual_seed(0)
+    config = MambaConfig(vocab_size=SIZE, hidden_size=16, num_hidden_layers=2, state_size=4)
+    MambaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=290, special_tokens=[END], initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(["the cat and the other cat " * 9 + __doc__ * 9] * 3, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    change(folder / "config.json", auto_map={"AutoModelForCausalLM": "own.Own"})
+    (folder / "own.py").write_text("raise AssertionError('code of the folder was run')\n")
+    (folder / "generation_config.json").write_text(json.dumps(GENERATION))
+    return folder
+
+
+def change(path: Path, **settings: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+
+
+def test_a_folder_becomes_an_artefact_without_network_and_code(
+    mamba: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    def connect(*_: Any) -> None:
+        raise AssertionError("the network was used")
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    artefact = tmp_path / "artefact"
+    document = json_of(xl("export", mamba, "--out", artefact, "--segment", 1, "--json"))
+    assert document["notes"] == [
+        "the last 10 of the model's 300 tokens have no text in tokenizer.json",
+        "generation_config.json also has typical_p, which sampling here does not have",
+    ]
+    assert read_sampling(artefact) == Sampler(temperature=0.7)
+    session = runtimes.open_session(artefact)
+    assert session.vocab.special.end_of_document == 0
+    tokens = session.vocab.encode("the cat and the cat")[None]
+    model = AutoModelForCausalLM.from_pretrained(mamba, dtype=torch.float32)
+    with torch.no_grad():
+        expected = model(torch.tensor(tokens)).logits.log_softmax(-1)
+    memory = session.start(1)
+    for at, token in enumerate(tokens[0]):
+        logits, memory = session.step([[token]], memory)
+        log_probs = torch.tensor(np.array(logits)).log_softmax(-1)
+        torch.testing.assert_close(log_probs[0], expected[0, at : at + 1], atol=1e-5, rtol=0)
+
+
+PICKLE = {"model.safetensors": None, "pytorch_model.bin": b"\x80\x02."}
+
+
+@pytest.mark.parametrize(
+    ("config", "files", "options", "words"),
+    [
+        ({"model_type": "own"}, {}, "", "'own': .* and the code that auto_map names is not run"),
+        ({"model_type": "bert-own", "auto_map": None}, {}, "", "no causal language model of this type; try"),
+        ({"model_type": "transfo-xl"}, {}, "", "run `xl-export import"),
+        ({"quantization_config": {"bits": 4}}, {}, "", "quantised weights are not read"),
+        ({}, PICKLE, "", "has no model.safetensors, .* a pickle can run code"),
+        ({"num_hidden_layers": 3}, {}, "", r"lacks backbone.layers.2.* and \d+ more, which Mamba"),
+        ({"hidden_size": "wide"}, {}, "", "transformers .* cannot read"),
+        ({}, {"tokenizer.json": b'{"kind": "byte"}'}, "", "is the vocabulary of a run"),
+        ({}, {"generation_config.json": b'{"temperature": -1}'}, "", "temperature"),
+        ({}, {}, "--mem-len 4", "--mem-len is for a run, and"),
+        ({}, {}, "--exporter trace", "--exporter is for a run, and"),
+        ({}, {}, "--single-file", "--single-file is for a run, and"),
+    ],
+)
+def test_a_folder_that_cannot_be_exported_is_refused(
+    config: dict[str, Any],
+    files: dict[str, bytes | None],
+    options: str,
+    words: str,
+    mamba: Path,
+    tmp_path: Path,
+) -> None:
+    folder = shutil.copytree(mamba, tmp_path / "model")
+    change(folder / "config.json", **config)
+    for name, content in files.items():
+        (folder / name).unlink(missing_ok=True)
+        if content is not None:
+            (folder / name).write_bytes(content)
+    result = xl("export", folder, "--out", tmp_path / "out", "--segment", 1, *options.split())
+    refused(result)
+    assert re.search(words, result.stderr), result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("size", "stated", "special", "notes"),
+    [
+        (290, {"eos_token_id": 0}, {"end_of_document": 0}, []),
+        (
+            290,
+            {"eos_token_id": 7},
+            {"end_of_document": 0},
+            ["eos_token_id 7 of the model"],
+        ),  # a piece of text
+        (290, {"eos_token_id": [7, 0]}, {"end_of_document": 0}, ["eos_token_id 7 of the model"]),
+        (290, {"bos_token_id": 0}, {"end_of_document": 0, "beginning": 0}, []),
+        (280, {}, {"end_of_document": 0}, ["the last 10 of the 290 tokens in tokenizer.json"]),
+    ],
+)
+def test_special_tokens_are_those_of_tokenizer_and_model(
+    size: int, stated: dict[str, Any], special: dict[str, int], notes: list[str], mamba: Path
+) -> None:
+    from xl_export.artefact.pretrained import vocabulary_of
+
+    vocab, found = vocabulary_of(mamba, size, SimpleNamespace(**stated))
+    assert vocab.size == size
+    assert vocab.special == SpecialTokens(**special)
+    assert len(found) == len(notes)
+    assert all(map(str.startswith, found, notes))
+
+
+def test_a_folder_without_a_tokenizer_has_ids(tmp_path: Path) -> None:
+    from xl_export.artefact.pretrained import vocabulary_of
+
+    vocab, (note,) = vocabulary_of(tmp_path, 9, SimpleNamespace(eos_token_id=3, bos_token_id=20))
+    assert isinstance(vocab, IdsVocab)
+    assert vocab.to_json() == {"kind": "ids", "size": 9, "special": {"end_of_document": 3}}
+    assert "save_pretrained" in note
