@@ -15,6 +15,7 @@ from tests.xl_export.serve.core.driver import Driver
 from xl_export.serve.core.settings import StoreSettings
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Task
+from xl_export.serve.streams import database
 from xl_export.serve.streams.store import Operation, StreamStore
 
 Advance = Callable[[StreamState, np.ndarray], StreamState]
@@ -84,6 +85,13 @@ class Streams:
     def read(self, store: StreamStore, name: str, owner: str = "anna") -> StreamState:
         with store.operation(name, owner) as operation:
             return self.current(operation)
+
+
+@pytest.fixture(params=[0, 1 << 20])
+def inline(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The size of snapshots that lie in the database: none of them, or all."""
+    monkeypatch.setattr(database, "INLINE_BYTES", request.param)
+    return request.param  # type: ignore[no-any-return]
 
 
 @pytest.fixture

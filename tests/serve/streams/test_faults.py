@@ -30,7 +30,6 @@ from xl_export.serve.streams import database
 from xl_export.serve.streams.store import StreamStore
 
 FULL = "database or disk is full"
-INLINE = pytest.mark.parametrize("inline", [0, 1 << 20])
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +127,7 @@ def killed_at(at: int, folder: Path, states: list[StreamState], tokens: np.ndarr
     return said, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
-@INLINE
+@pytest.mark.usefixtures("inline")
 @pytest.mark.parametrize("each", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_sigkill_loses_at_most_the_operation_in_flight(
     streams: Streams,
@@ -136,10 +135,7 @@ def test_sigkill_loses_at_most_the_operation_in_flight(
     tokens: np.ndarray,
     tmp_path: Path,
     each: int,
-    inline: int,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(database, "INLINE_BYTES", inline)
     at, goes_on = 1 - each, True
     while goes_on:
         at += each
@@ -229,7 +225,7 @@ def check_refused(
     store.close()
 
 
-@INLINE
+@pytest.mark.usefixtures("inline")
 @pytest.mark.parametrize("each", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_full_disk_is_refused_and_loses_nothing(
     streams: Streams,
@@ -237,11 +233,9 @@ def test_a_full_disk_is_refused_and_loses_nothing(
     tokens: np.ndarray,
     tmp_path: Path,
     each: int,
-    inline: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """At any statement and any call for a file."""
-    monkeypatch.setattr(database, "INLINE_BYTES", inline)
 
     def full(what: str) -> None:
         raise sqlite3.OperationalError(FULL) if what == "sql" else OSError(errno.ENOSPC, FULL)
@@ -296,7 +290,6 @@ def test_a_stream_is_deleted_although_the_disk_is_full(
     assert reserve.exists(), "the next start makes another one"
 
 
-@INLINE
 @pytest.mark.parametrize("step", [7000, pytest.param(600, marks=pytest.mark.slow)])
 def test_files_that_cannot_grow_lose_nothing(
     streams: Streams,
@@ -305,10 +298,8 @@ def test_files_that_cannot_grow_lose_nothing(
     tmp_path: Path,
     step: int,
     inline: int,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The operating system refuses SQLite's own writes at any byte, as a full disk does."""
-    monkeypatch.setattr(database, "INLINE_BYTES", inline)
     _, hard = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     size, refused = 33_000, 0  # SQLite's index of its log has 32 KB
     while True:

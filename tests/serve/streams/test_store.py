@@ -357,11 +357,10 @@ def test_a_commit_survives_a_failing_eviction(
     assert_same(streams.read(store, name), streams.advance(streams.begun(tokens[:3]), tokens[3:5]))
 
 
-@pytest.mark.parametrize("inline", [0, 1 << 20])
+@pytest.mark.usefixtures("inline")
 def test_random_operations_of_owners_equal_a_naive_model(
-    streams: Streams, tmp_path_factory: pytest.TempPathFactory, inline: int, monkeypatch: pytest.MonkeyPatch
+    streams: Streams, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    monkeypatch.setattr(database, "INLINE_BYTES", inline)
     state_bytes = streams.begun(np.zeros(20, np.int64)).num_bytes
     sizes = StoreSettings(ram_bytes=2 * state_bytes, streams=4, replayed=12)
     owners = st.sampled_from(["anna", "ben"])
