@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Collection, Iterator
+import shlex
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -24,8 +25,16 @@ from runtimes.base.kinds import ARTEFACT
 from runtimes.base.records import from_json
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.sampling import Sampler, write_sampling
-from runtimes.contract.vocabulary import IdsVocab, SpecialTokens, SubwordVocab, Vocab, vocab_from_file
+from runtimes.contract.vocabulary import (
+    IdsVocab,
+    SpecialTokens,
+    SubwordVocab,
+    Vocab,
+    decode,
+    vocab_from_file,
+)
 from xl_export.adapters.from_transformers import from_transformers
+from xl_export.artefact.options import ExportOptions
 from xl_export.artefact.traced import trace
 from xl_export.importers.huggingface import CONFIG, is_config
 from xl_export.tracing.progress import shown
@@ -64,6 +73,7 @@ def export_pretrained(
     Raises UserError if the folder has no such model that can be exported; `out` is not changed then.
     """
     refuse_existing(out, ARTEFACT, force=force, sources=[folder, *([text] if text else [])])
+    ExportOptions(exporter="trace", tokens=tokens, text=text, **options)  # refused before the model is read
     with quiet():
         with shown(f"reading {folder} with transformers"):
             model, notes = load_model(folder)
@@ -166,20 +176,22 @@ def vocabulary_of(folder: Path, size: int, stated: Any) -> tuple[Vocab, list[str
     """
     path = next((path for name in TOKENIZERS if (path := folder / name).is_file()), None)
     if path is None:
-        special, _ = special_tokens({}, stated, lambda token: token < size)
         note = (
             f"{folder} has no {TOKENIZERS[0]}, so texts are token ids; "
             f'`AutoTokenizer.from_pretrained("{folder}").save_pretrained("{folder}")` writes one'
         )
-        return IdsVocab(size, special=special), [note]
+        ids = IdsVocab(size, special=special_tokens({}, stated, range(size)))
+        return ids, [note, *_other_ends(ids, stated)]
     found = vocab_from_file(path)
     if not isinstance(found, SubwordVocab):
         raise ArtefactError(
             f"{path} is the vocabulary of a run, expected a tokenizer of subwords; delete it."
         )
-    marked = _marked(found)
     named = {name: token for name, token in found.special.to_json().items() if token < size}
-    special, notes = special_tokens(named, stated, lambda token: token < size and token in marked)
+    marked = [token for token in _marked(found) if token < size]
+    special = special_tokens(named, stated, marked)
+    vocab = SubwordVocab(found.library, found.content, size=size, special=special)
+    notes = _other_ends(vocab, stated)
     if found.size < size:
         notes.append(
             f"the last {size - found.size:,} of the model's {size:,} tokens have no text in {path.name}"
@@ -194,7 +206,7 @@ def vocabulary_of(folder: Path, size: int, stated: Any) -> tuple[Vocab, list[str
             f"transformers begins each text with the token {listed}, and prompts here do not; generate with "
             f"--prompt-ids {listed},…"
         )
-    return SubwordVocab(found.library, found.content, size=size, special=special), notes
+    return vocab, notes
 
 
 def _before_texts(vocab: SubwordVocab) -> list[int]:
@@ -215,26 +227,34 @@ def _marked(vocab: SubwordVocab) -> set[int]:
     return {token["id"] for token in json.loads(vocab.content)["added_tokens"] if token["special"]}
 
 
-def special_tokens(
-    named: dict[str, int], stated: Any, fits: Callable[[int], bool]
-) -> tuple[SpecialTokens, list[str]]:
-    """The special tokens of a model, and notes.
+def special_tokens(named: dict[str, int], stated: Any, marked: Collection[int]) -> SpecialTokens:
+    """The special tokens of a model.
 
-    named: those that the tokenizer names. stated: the ids in the GenerationConfig. fits: whether an id can be
-    one: many configurations have 0, their default, although this token is a piece of text.
+    named: those that the tokenizer names. stated: the GenerationConfig. marked: the tokens that can be
+    special: many configurations have ids that are their defaults, and pieces of text in this tokenizer.
     """
     special = dict(named)
-    notes = []
     for key, meaning in SPECIAL.items():
-        value = getattr(stated, key, None)
-        ids = value if isinstance(value, list) else [] if value is None else [value]
-        fitting = [token for token in ids if fits(token)]
+        fitting = [token for token in _stated(stated, key) if token in marked]
         if fitting and special.get(meaning) not in fitting:
             special[meaning] = fitting[0]
-        if key == "eos_token_id" and (others := [token for token in ids if token != special.get(meaning)]):
-            listed = ", ".join(map(str, others))
-            notes.append(f"{key} {listed} of the model does not end a text here")
-    return SpecialTokens(**special), notes
+    return SpecialTokens(**special)
+
+
+def _stated(config: Any, key: str) -> list[int]:
+    """The ids in a setting of a GenerationConfig, which is a list, one id, or None."""
+    value = getattr(config, key, None)
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def _other_ends(vocab: Vocab, stated: Any) -> list[str]:
+    """A note for each further token at which transformers ends a text."""
+    return [
+        f"transformers also ends a text at the token {token}; generate with --stop "
+        f"{shlex.quote(decode(vocab, [token]))}"
+        for token in _stated(stated, "eos_token_id")
+        if token != vocab.special.end_of_document and token < vocab.size
+    ]
 
 
 def sampling_of(folder: Path) -> tuple[Sampler, list[str]]:

@@ -105,6 +105,7 @@ PICKLE = {"model.safetensors": None, "pytorch_model.bin": b"\x80\x02."}
         ({"hidden_size": "wide"}, {}, "", "transformers .* cannot read"),
         ({}, {"tokenizer.json": b'{"kind": "byte"}'}, "", "is the vocabulary of a run"),
         ({}, {"generation_config.json": b'{"temperature": -1}'}, "", "temperature"),
+        ({}, {}, "--target web", "--target web writes the graph"),
         ({}, {}, "--mem-len 4", "--mem-len is for a run, and"),
         ({}, {}, "--exporter trace", "--exporter is for a run, and"),
         ({}, {}, "--single-file", "--single-file is for a run, and"),
@@ -130,17 +131,15 @@ def test_a_folder_that_cannot_be_exported_is_refused(
     assert not (tmp_path / "out").exists()
 
 
+STOP = "transformers also ends a text at the token 6; generate with --stop '&'"
+
+
 @pytest.mark.parametrize(
     ("size", "stated", "special", "notes"),
     [
         (290, {"eos_token_id": 0}, {"end_of_document": 0}, []),
-        (
-            290,
-            {"eos_token_id": 7},
-            {"end_of_document": 0},
-            ["eos_token_id 7 of the model"],
-        ),  # a piece of text
-        (290, {"eos_token_id": [7, 0]}, {"end_of_document": 0}, ["eos_token_id 7 of the model"]),
+        (290, {"eos_token_id": 6}, {"end_of_document": 0}, [STOP]),  # a piece of text
+        (290, {"eos_token_id": [6, 0]}, {"end_of_document": 0}, [STOP]),
         (290, {"bos_token_id": 0}, {"end_of_document": 0, "beginning": 0}, []),
         (280, {}, {"end_of_document": 0}, ["the last 10 of the 290 tokens in tokenizer.json"]),
     ],
@@ -155,6 +154,20 @@ def test_special_tokens_are_those_of_tokenizer_and_model(
     assert vocab.special == SpecialTokens(**special)
     assert len(found) == len(notes)
     assert all(map(str.startswith, found, notes))
+
+
+def test_a_token_before_each_text_is_noted(mamba: Path, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, processors
+
+    from xl_export.artefact.pretrained import vocabulary_of
+
+    tokenizer = Tokenizer.from_file(str(mamba / "tokenizer.json"))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{END} $A {END}", special_tokens=[(END, 0)]
+    )
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    _, (note,) = vocabulary_of(tmp_path, 290, SimpleNamespace())
+    assert "generate with --prompt-ids 0,…" in note
 
 
 def test_a_folder_without_a_tokenizer_has_ids(tmp_path: Path) -> None:
