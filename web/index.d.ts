@@ -322,9 +322,9 @@ export interface Spec {
   form: "ring" | "shift" | "hidden" | "own";
   /** The promises that a traced module does not keep; `spec.json` lacks the field if it keeps all. */
   without: string[];
-  /** If the graph has fixed sizes: the rows of every step, which then has `rule.segment` tokens in each. */
+  /** The rows of every step, if they are fixed; without `fixed_tokens` it has exactly `rule.segment` tokens. */
   fixed_rows?: number;
-  /** If there are several such graphs: the tokens of each. A step then has 1 to `rule.segment` tokens. */
+  /** If there are several graphs: the tokens of each. A step has 1 to `rule.segment` tokens. */
   fixed_tokens?: number[];
   moves_every?: number;
   /** About the first position at which a traced module has other answers to a text than near position 0. */

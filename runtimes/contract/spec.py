@@ -131,11 +131,11 @@ class Spec:
     storage: Storage = "external"
     without: tuple[Promise, ...] = ()  # the promises that a traced module does not keep
     fixed_rows: Annotated[int, Range(1, MAX_BATCH, whole=True)] | None = None
-    """Number of rows of every step, for graphs of fixed sizes."""
-    fixed_tokens: tuple[Positive, ...] = ()
-    """With `fixed_rows`, the numbers of tokens that have a graph, from 1 up to `rule.segment`. Empty if there
-    is only the graph of whole segments.
+    """Number of rows of every step, which then has exactly `rule.segment` tokens unless there is
+    `fixed_tokens`; None for any number.
     """
+    fixed_tokens: tuple[Positive, ...] = ()
+    """Numbers of tokens that have a graph of their own, from 1 up to `rule.segment`. Empty for one graph."""
     moves_every: Positive | None = None
     """Number of complete tokens at which the graph moves the memory; None if it moves with every token."""
     drifts_from: Count | None = None
@@ -182,12 +182,16 @@ class Spec:
         )
 
     def graph_shape(self, tensor: TensorSpec, tokens: int | None = None) -> tuple[int | str, ...]:
-        """The shape of a tensor as a graph has it. tokens: of the graph, if it has fixed sizes; None for a
-        whole segment.
+        """The shape of a tensor as a graph has it, with names for the sizes that vary.
+
+        tokens: of the graph, if their number is fixed; None for a whole segment.
         """
-        if self.fixed_rows is None:
-            return tensor.shape
-        return tensor.sizes(batch=self.fixed_rows, tokens=tokens or self.rule.segment)
+        fixed: dict[int | str, int] = {}
+        if self.fixed_rows is not None:
+            fixed["batch"] = self.fixed_rows
+        if fixed or self.fixed_tokens:
+            fixed["tokens"] = tokens or self.rule.segment
+        return tuple(fixed.get(size, size) for size in tensor.shape)
 
     @property
     def state_dtype(self) -> MemoryType:
@@ -319,8 +323,8 @@ class Spec:
 
     @cached_property
     def token_graphs(self) -> dict[int, str]:
-        """The files of several graphs of fixed sizes over one file of weights, by their number of tokens, the
-        largest first; empty for an artefact with one graph.
+        """The files of several graphs over one file of weights, by their number of tokens, the largest first;
+        empty for an artefact with one graph.
 
         A step runs the largest graph that fits, and again for the rest: 19 tokens are 16, 1, 1 and 1.
         """
@@ -381,8 +385,8 @@ def _names(tensors: Iterable[TensorSpec]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def refuse_unless_one_onnx(spec: Spec, folder: Path, *, what: str) -> None:
-    """Raises ConfigError unless all steps of an artefact are one graph in an ONNX file.
+def refuse_unless_onnx(spec: Spec, folder: Path, *, what: str) -> None:
+    """Raises ConfigError unless the graphs of an artefact are in ONNX files.
 
     what: what needs it so, in words.
     """
@@ -391,10 +395,15 @@ def refuse_unless_one_onnx(spec: Spec, folder: Path, *, what: str) -> None:
             f"{folder} has its graph in {ORT_GRAPH}, and {what} needs {GRAPH}; export the run again without "
             "--ort."
         )
+
+
+def refuse_unless_one_onnx(spec: Spec, folder: Path, *, what: str) -> None:
+    """The same unless all steps of an artefact are one such graph."""
+    refuse_unless_onnx(spec, folder, what=what)
     if spec.token_graphs:
         raise ConfigError(
-            f"{folder} has {len(spec.token_graphs)} graphs of fixed sizes, and {what} runs one graph; export "
-            "it without --tokens."
+            f"{folder} has {len(spec.token_graphs)} graphs, and {what} runs one; export it without --tokens, "
+            "or, if the module has `step_tokens`, trace it with a rule whose segment is that number."
         )
 
 
@@ -488,7 +497,9 @@ def read_spec(path: Path) -> Spec:
     vocab = [VOCAB] if spec.language_model else []
     needed = (*GRAPH_FILES[spec.storage], *spec.token_graphs.values(), *vocab, REFERENCE, ANSWERS)
     missing = [name for name in needed if name not in spec.files]
-    traced = spec.form == "own" or not spec.language_model or spec.without or spec.fixed_rows
+    traced = (
+        spec.form == "own" or not spec.language_model or spec.without or spec.fixed_rows or spec.fixed_tokens
+    )
     # The readers in C++ and JavaScript have the same rules.
     contradictions = {
         "its inputs, outputs, answers or tolerances do not follow from its model and precision": spec
@@ -512,6 +523,4 @@ def _may_cut(spec: Spec) -> bool:
     """
     counts = spec.fixed_tokens
     complete = {1, spec.rule.segment} <= set(counts) and counts == tuple(sorted(set(counts)))
-    return (
-        complete and spec.cuts_change_nothing and spec.fixed_rows is not None and spec.storage == "external"
-    )
+    return complete and spec.cuts_change_nothing and spec.storage == "external"

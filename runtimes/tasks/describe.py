@@ -45,10 +45,12 @@ def summary_lines(facts: dict[str, Any], path: Path) -> list[str]:
     if files := facts.get("not_compared"):
         reason = "the exporting machine could not run it; run `xl-export check` on one that can"
         lines.append(f"unchecked   {', '.join(files)}: {reason}")
-    if rows := facts.get("fixed_rows"):
+    rows = facts.get("fixed_rows")
+    if rows or facts.get("fixed_tokens"):
         *fewer, most = map(str, facts["fixed_tokens"] or [facts["rule"]["segment"]])
         counts = f"{', '.join(fewer)} or {most}" if fewer else most
-        lines.append(f"sizes       fixed: {rows} rows of {counts} tokens in every run of a graph")
+        of = f"{rows} rows of " if rows else ""
+        lines.append(f"sizes       fixed: {of}{counts} tokens in every run of a graph")
     if count := facts.get("moves_every"):
         lines.append(f"moves       the memory moves when {count} tokens are complete")
     if position := facts.get("drifts_from"):

@@ -570,7 +570,7 @@ def random_steps(spec: Spec, rows: int) -> tuple[list[dict[str, Any]], list[dict
     draw = np.random.default_rng(0)
     rows = spec.fixed_rows or (1 if "rows" in spec.without else rows)
     segment = spec.rule.segment
-    whole = spec.fixed_rows or "cuts" in spec.without
+    whole = (spec.fixed_rows and not spec.fixed_tokens) or "cuts" in spec.without
     lines: list[dict[str, Any]] = [{"op": "check"}, {"op": "start", "stream": "a", "rows": rows}]
     if "padding" not in spec.without and rows > 1:
         lines.append({"op": "pad", "stream": "a", "positions": [0] * (rows - 1) + [-segment]})

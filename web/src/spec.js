@@ -107,7 +107,7 @@ function contradiction(spec) {
   const { inputs, outputs } = isLanguageModel(spec) ? languageModelTensors(model) : given;
   const state = stateTensors(spec);
   const after = state.map(({ present, dtype, shape }) => ({ name: present, dtype, shape }));
-  const traced = own || !isLanguageModel(spec) || without.length || rows;
+  const traced = own || !isLanguageModel(spec) || without.length || rows || counts.length;
   const ascending = counts.every(
     (/** @type {number} */ n, /** @type {number} */ i) => !i || counts[i - 1] < n,
   );
@@ -115,7 +115,6 @@ function contradiction(spec) {
     ascending &&
     counts.includes(1) &&
     counts.includes(rule.segment) &&
-    rows &&
     storage === "external" &&
     TABLES.cuts_change_nothing[rule.mask] &&
     !without.includes("cuts");

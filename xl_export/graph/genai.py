@@ -29,8 +29,9 @@ def takes(spec: Spec) -> bool:
     positions, with sizes that vary.
     """
     one_shape = len({state.shape for state in spec.state}) == 1
-    in_a_ring = spec.in_place and not spec.linear_ring and spec.storage != "ort" and spec.fixed_rows is None
-    return in_a_ring and not spec.model.selective and one_shape and spec.state_dtype == "float32"
+    in_a_ring = spec.in_place and not spec.linear_ring and spec.storage != "ort" and not spec.fixed_rows
+    varies = not spec.token_graphs and not spec.model.selective
+    return in_a_ring and varies and one_shape and spec.state_dtype == "float32"
 
 
 def genai_files(spec: Spec, vocab: Vocab) -> dict[str, dict[str, Any]]:

@@ -23,7 +23,7 @@ from runtimes.contract.spec import (
     VOCAB,
     Spec,
     load_language_model,
-    refuse_unless_one_onnx,
+    refuse_unless_onnx,
 )
 from runtimes.contract.vocabulary.subword import FILES
 from runtimes.sessions import fused_cpu
@@ -133,7 +133,7 @@ def _servable(artefact: Path) -> Spec:
             f"{artefact} is an engine, which only a GPU of NVIDIA runs; give the artefact it was built from."
         )
     spec = load_language_model(artefact)
-    refuse_unless_one_onnx(spec, artefact, what="the page")
+    refuse_unless_onnx(spec, artefact, what="the page")
     if spec.target == "tensorrt":
         raise ArtefactError(
             f"{artefact} has a graph for tensorrt, which no browser runs; export the run again without "
@@ -150,11 +150,11 @@ def _servable(artefact: Path) -> Spec:
             f"{artefact} has a vocabulary of the library {vocab['library']}, which the page does not read; "
             "train or import the model with a tokenizer.json."
         )
-    if 4 * spec.model.parameters >= MOST_BYTES:
+    num_bytes = 4 * spec.model.parameters * (len(spec.token_graphs) or 1)  # each graph has its own copy
+    if num_bytes >= MOST_BYTES:
         raise ArtefactError(
-            f"{artefact} has {spec.model.parameters:,} parameters, "
-            f"{4 * spec.model.parameters / 2**30:.1f} GiB in fp32; a browser holds models of less than "
-            f"{MOST_BYTES / 2**30:.0f} GiB: give a smaller model."
+            f"{artefact} needs {num_bytes / 2**30:.1f} GiB for its {spec.model.parameters:,} parameters; a "
+            f"browser holds models of less than {MOST_BYTES / 2**30:.0f} GiB: give a smaller model."
         )
     return spec
 

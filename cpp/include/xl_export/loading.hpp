@@ -131,10 +131,10 @@ inline void add_signatures(Loaded& loaded) {
   }
 }
 
-// A tensor of a graph of fixed sizes; any other graph has it as it is.
+// A tensor of a graph whose rows or tokens are fixed; any other graph has it as it is.
 inline ort::Signature fixed(ort::Signature signature, const Spec& spec, std::int64_t tokens) {
-  if (!spec.fixed_rows) return signature;
-  signature.sizes[0] = spec.fixed_rows;
+  if (!spec.fixed_rows && spec.fixed_tokens.empty()) return signature;
+  if (spec.fixed_rows) signature.sizes[0] = spec.fixed_rows;
   if (signature.sizes.size() > 1 && signature.sizes[1] < 0) signature.sizes[1] = tokens;
   return signature;
 }

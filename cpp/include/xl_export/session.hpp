@@ -280,7 +280,7 @@ class Session {
     return outputs;
   }
 
-  // The same for a step that no graph of fixed sizes can compute at once.
+  // The same for a step that no graph has the tokens of.
   Arrays stepped_in_pieces(const Arrays& inputs, std::size_t length, Memory& memory) const {
     const auto batch = static_cast<std::size_t>(memory.batch());
     Arrays outputs;
@@ -376,7 +376,7 @@ class Session {
                    Wanted wanted) const {
     const std::size_t length = checked(tokens, memory), batch = tokens.size() / length;
     if (spec().tokens_at_once(static_cast<std::int64_t>(length)) < static_cast<std::int64_t>(length))
-      return advanced_in_pieces(tokens, length, memory, wanted);
+      return advanced_in_pieces(tokens, targets, length, memory, wanted);
     std::vector<std::int64_t> ids(tokens.begin(), tokens.end()), places = places_of(memory, length), rows;
     for (std::size_t at = 0; at < ids.size(); ++at)
       if (wanted == Wanted::all || (wanted == Wanted::last && (at + 1) % length == 0))
@@ -408,18 +408,23 @@ class Session {
     return answers;
   }
 
-  // The same for a step that no graph of fixed sizes can compute at once. Such graphs compute all logits.
-  Answers advanced_in_pieces(View<std::int64_t> tokens, std::size_t length, Memory& memory,
-                             Wanted wanted) const {
+  // The same for a step that no graph has the tokens of.
+  Answers advanced_in_pieces(View<std::int64_t> tokens, View<std::int64_t> targets, std::size_t length,
+                             Memory& memory, Wanted wanted) const {
     const auto batch = static_cast<std::size_t>(memory.batch());
     const auto size = static_cast<std::size_t>(spec().vocabulary);
-    const std::vector<std::int64_t> ids(tokens.begin(), tokens.end());
+    const std::vector<std::int64_t> ids(tokens.begin(), tokens.end()), asked(targets.begin(), targets.end());
+    const bool only_last = spec().selective && wanted == Wanted::last;
     Answers answers;
     for (std::size_t at = 0, count; at < length; at += count) {
       count = static_cast<std::size_t>(spec().tokens_at_once(static_cast<std::int64_t>(length - at)));
       const auto part = tokens_of(ids, batch, length, 1, at, count);
-      const Answers found = advanced({part.data(), part.size()}, {}, memory, wanted);
-      put_tokens(found.logits, batch, length, size, at, count, answers.logits);
+      const auto next = tokens_of(asked, batch, length, 1, at, count);
+      const Wanted here = only_last && at + count < length ? Wanted::none : wanted;
+      Answers found = advanced({part.data(), part.size()}, {next.data(), next.size()}, memory, here);
+      put_tokens(found.log_probs, batch, length, 1, at, count, answers.log_probs);
+      if (only_last) answers.logits = std::move(found.logits);
+      else put_tokens(found.logits, batch, length, size, at, count, answers.logits);
     }
     return answers;
   }

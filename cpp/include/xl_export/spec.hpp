@@ -73,8 +73,8 @@ struct Spec {
   std::vector<State> state;
   std::vector<Named> inputs, outputs;   // of a step that is no language model, without the positions
   std::set<std::string> without;        // the promises that the artefact does not keep
-  std::int64_t fixed_rows = 0;          // of every step, if the graph has fixed sizes; 0 for any
-  std::set<std::int64_t> fixed_tokens;  // then, of several graphs: the tokens of each; empty for `segment`
+  std::int64_t fixed_rows = 0;          // of every step; 0 for any
+  std::set<std::int64_t> fixed_tokens;  // of several graphs: the tokens of each; empty for one graph
   std::map<std::string, detail::FileFacts> files;
 
   bool has(const std::string& file) const { return files.count(file) != 0; }
@@ -348,15 +348,15 @@ inline Tensors refuse_contradictions(const Spec& spec, const json::Value& docume
   refuse(document.at("answers").text != limits.items[0].text || spec.tolerance != std::max(limits.items[1].number(), roundings * spec.rounding) ||
              spec.mean_tolerance != std::max(limits.items[2].number(), spec.rounding),
          "its answers or tolerances do not follow from its precision");
-  refuse(graph && (own || !words || !spec.without.empty() || spec.fixed_rows),
-         "its graph was written, and has what only traced ones have");
   const std::vector<json::Value>& counts = document.at("fixed_tokens").items;
+  refuse(graph && (own || !words || !spec.without.empty() || spec.fixed_rows || !counts.empty()),
+         "its graph was written, and has what only traced ones have");
   const bool ascending = counts.size() == spec.fixed_tokens.size() &&
                          std::is_sorted(counts.begin(), counts.end(), [](const auto& a, const auto& b) {
                            return a.integer() < b.integer();
                          });
   const bool cuttable = ascending && spec.fixed_tokens.count(1) && spec.fixed_tokens.count(spec.segment) &&
-                        spec.fixed_rows && spec.storage == "external" &&
+                        spec.storage == "external" &&
                         table("cuts_change_nothing").at(rule.at("mask").text).boolean() &&
                         !spec.without.count("cuts");
   refuse(!counts.empty() && !cuttable, "its steps cannot be cut into its numbers of tokens");

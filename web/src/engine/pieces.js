@@ -1,4 +1,4 @@
-/** Runs several graphs of fixed sizes over one memory. */
+/** Runs several graphs, each for so many tokens, over one memory. */
 import { TYPES } from "../element-types.js";
 import { graphsOf, isTimed, signature } from "../spec.js";
 import { typeOf } from "./session.js";
@@ -36,6 +36,7 @@ export class PieceEngine {
       count = this.tokens[graph];
       const sized = (/** @type {string} */ name, /** @type {number[]} */ shape) =>
         this.timed.has(name) ? [batch, count, ...shape.slice(2)] : shape;
+      const wanted = wantedIn(inputs.logit_rows, at, count, tokens);
       /** @type {Step} */
       const part = { inputs: {}, outputs: {} };
       for (const [name, { data, shape }] of Object.entries(inputs)) {
@@ -44,8 +45,19 @@ export class PieceEngine {
       }
       for (const [name, { dtype, shape }] of Object.entries(outputs))
         part.outputs[name] = { dtype, shape: sized(name, shape) };
+      if (wanted) {
+        part.inputs.logit_rows = { data: wanted.rows, shape: [wanted.rows.length] };
+        part.outputs.logits.shape = [wanted.rows.length, outputs.logits.shape[1]];
+      }
       const found = await this.engines[graph].run(part, state);
       for (const [name, numbers] of Object.entries(found)) {
+        if (wanted && name === "logits") {
+          const size = outputs.logits.shape[1];
+          wanted.places.forEach((to, i) =>
+            whole.logits.set(numbers.subarray(i * size, (i + 1) * size), to * size),
+          );
+          continue;
+        }
         const row = whole[name].length / batch;
         const offset = this.timed.has(name) ? (row / tokens) * at : 0;
         const size = numbers.length / batch;
@@ -63,6 +75,20 @@ export class PieceEngine {
   async close() {
     for (const engine of this.engines) await engine.close();
   }
+}
+
+/**
+ * Of the positions b T + t whose logits are wanted, those in a piece: their positions there, and their places
+ * among all. Null if the graph computes all logits.
+ * @param {import("./session.js").Input | undefined} asked @param {number} at @param {number} count
+ * @param {number} tokens
+ */
+function wantedIn(asked, at, count, tokens) {
+  if (!asked) return null;
+  const all = Array.from(/** @type {BigInt64Array} */ (asked.data), Number);
+  const places = [...all.keys()].filter((i) => all[i] % tokens >= at && all[i] % tokens < at + count);
+  const row = (/** @type {number} */ n) => Math.floor(n / tokens) * count + (n % tokens) - at;
+  return { places, rows: BigInt64Array.from(places, (i) => BigInt(row(all[i]))) };
 }
 
 /**

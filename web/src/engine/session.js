@@ -64,14 +64,15 @@ async function createSession(ort, spec, { name, tokens }, files, options) {
 }
 
 /**
- * A tensor with numbers for the sizes that vary in other artefacts, if the graph has fixed ones.
+ * A tensor with numbers for its rows and tokens, if these are fixed.
  * @param {import("../../index.js").TensorFacts} tensor @param {import("../../index.js").Spec} spec
  * @param {number} tokens
  */
-function fixed(tensor, { fixed_rows: rows }, tokens) {
-  if (!rows) return tensor;
+function fixed(tensor, { fixed_rows: rows, fixed_tokens: counts }, tokens) {
   /** @type {Record<string, number>} */
-  const sizes = { batch: rows, tokens };
+  const sizes = {};
+  if (rows) sizes.batch = rows;
+  if (rows || counts) sizes.tokens = tokens;
   return { ...tensor, shape: tensor.shape.map((size) => sizes[size] ?? size) };
 }
 
@@ -81,7 +82,7 @@ const known = (size) => (typeof size === "number" ? size : "?");
 /**
  * Raises XLExportError unless the graph has exactly the tensors of the spec, by which buffers are sized.
  * @param {any} session @param {import("../../index.js").Spec} spec @param {string} name of the graph
- * @param {number} tokens of its steps, if it has fixed sizes
+ * @param {number} tokens of its steps, if their number is fixed
  */
 function verifySignature(session, spec, name, tokens) {
   for (const [what, wanted, found] of /** @type {[string, any[], any[]][]} */ ([
