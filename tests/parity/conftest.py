@@ -23,7 +23,10 @@ from xl_export.serve.replica import Replica, SharedStreams
 
 @pytest.fixture(scope="session")
 def model(
-    artefacts: dict[str, Path], make_run: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+    artefacts: dict[str, Path],
+    make_run: Callable[..., Path],
+    module_artefact: Callable[[str], Path],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[[str], Path]:
     """`model(name)` → an artefact: of each form, of other architectures and vocabularies, of bytes."""
     made = dict(artefacts)
@@ -39,7 +42,9 @@ def model(
     def make(name: str) -> Path:
         if name not in made:
             folder = tmp_path_factory.mktemp("model") / "artefact"
-            if name == "memory of bytes":
+            if name.endswith("lstm"):
+                made[name] = module_artefact(name)
+            elif name == "memory of bytes":
                 made[name] = export(make_run(), folder, memory_precision="int8")
             else:
                 vocab, sizes, options = kinds[name]

@@ -15,7 +15,7 @@ from tests.web.npm import packages
 
 MODELS = (
     *("ring", "shift", "hidden", "words, adaptive softmax", "bytes, groups of heads", "subwords, zeros"),
-    *("empty weights", "memory of bytes"),
+    *("empty weights", "memory of bytes", "lstm", "large lstm"),
 )
 SERVED = ("ring", "bytes, groups of heads")
 BATCHES = {"check", "score", "generate", "fork", "save", "load", "step", "predict", "restart"}

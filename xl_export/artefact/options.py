@@ -100,7 +100,7 @@ class ExportOptions:
         Collection[int] | None,
         Option(
             "--tokens",
-            "With --rows: write a graph for each of these numbers of tokens, such as 1,16, over one file of "
+            "Write a graph for each of these numbers of tokens, such as 1,16, over one file of "
             "weights. The largest is --segment. A step may then have any number of tokens up to it.",
         ),
     ] = None

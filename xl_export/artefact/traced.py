@@ -38,7 +38,7 @@ from xl_export.artefact.write import (
 )
 from xl_export.graph.ops import OPSETS, TYPES, save_graph, save_model
 from xl_export.shadow import shadowed
-from xl_export.tracing.graph import traced_graph
+from xl_export.tracing.graph import several_steps, traced_body, traced_graph
 from xl_export.tracing.module import (
     ModuleStep,
     digest_of,
@@ -82,9 +82,10 @@ def trace(
     - rows: the graph gets no sizes that vary: every step has so many rows, and `rule.segment` tokens in each.
       The module is called with no other number of rows. Phones accelerate only such graphs, and some modules
       can be traced only so. None lets both vary.
-    - tokens: with `rows`, several numbers of tokens, from 1 to `rule.segment`, such as (1, 16): a graph for
-      each, over one file of weights. A step then has any number of tokens up to the segment, and a session
-      computes it by the largest graphs that fit. None is only `rule.segment`.
+    - tokens: several numbers of tokens, from 1 to `rule.segment`, such as (1, 16): a graph for each, over one
+      file of weights. A step then has any number of tokens up to the segment, and a session computes it by
+      the largest graphs that fit. None is (1, `rule.segment`) for a module whose `step_tokens` are fewer than
+      the segment; of any other module it is one graph, with `rows` only for `rule.segment` tokens.
     - target, precision, memory_precision, force: as in `xl_export.export`.
     - text: on which a reduced precision is measured. None is one that the model draws.
 
@@ -113,7 +114,12 @@ def trace(
         step = ModuleStep(module.eval(), rows)
         refuse_state(step, rule.segment)
         exact = module_spec(step, vocab, rule, memory)
-        counts = fixed_tokens(dataclasses.replace(exact, target=target), rows, tokens)
+        if exact.circular and (own := step.step_tokens) and rule.segment > own:
+            raise ConfigError(
+                f"{step.name} has step_tokens={own} and writes a ring, which a graph of {rule.segment} "
+                f"tokens would write several times; give a rule with segment={own}."
+            )
+        counts = fixed_tokens(dataclasses.replace(exact, target=target), rows, tokens, step.step_tokens)
         exact = dataclasses.replace(exact, fixed_rows=rows, fixed_tokens=counts)
         spec = dataclasses.replace(
             exact, target=target, precision=precision, memory_precision=memory_precision
@@ -234,33 +240,38 @@ def module_spec(step: ModuleStep, vocab: Vocab | None, rule: MemoryRule, memory:
     ).completed()
 
 
-def fixed_tokens(spec: Spec, rows: int | None, tokens: Collection[int] | None) -> tuple[int, ...]:
+def fixed_tokens(
+    spec: Spec, rows: int | None, tokens: Collection[int] | None, step_tokens: int | None = None
+) -> tuple[int, ...]:
     """The numbers of tokens that get a graph of their own; empty if there is one graph.
 
-    Raises ConfigError if a step of the spec cannot have so many rows, or be cut into steps of these numbers
-    of tokens.
+    step_tokens: as in a module. Raises ConfigError if a step of the spec cannot have so many rows, or be cut
+    into steps of these numbers of tokens.
     """
-    if rows is None and tokens is None:
-        return ()
-    if tokens is not None and rows is None:
-        raise ConfigError(
-            "tokens was given without rows, and both fix the sizes of a graph; give rows=1 too."
-        )
-    if spec.model.selective:
+    T = spec.rule.segment
+    if rows is not None and spec.model.selective:
         raise ConfigError(
             f"rows is {rows}, and a vocabulary of {spec.model.vocab_size} tokens needs a graph whose sizes "
             "vary; leave rows out."
         )
-    T = spec.rule.segment
-    given = tokens if isinstance(tokens, Collection) else [T if tokens is None else tokens]
-    if set(given) == {T}:
+    if tokens is None:
+        if step_tokens is None or step_tokens >= T:
+            return ()
+        tokens = (1, T)
+    given = tokens if isinstance(tokens, Collection) else [tokens]
+    if set(given) == {T} and (rows is not None or T == 1):
         return ()
     if not all(isinstance(count, int) and 1 <= count <= T for count in given) or not {1, T} <= set(given):
         raise ConfigError(
-            f"tokens is {_listed(given)} and segment is {T}; expected 1, {T} and perhaps numbers between "
-            f"them, or only {T}."
+            f"tokens is {_listed(given)} and segment is {T}; expected 1, {T} and perhaps numbers between them"
+            f"{'' if rows is None else f', or only {T}'}."
         )
     counts = tuple(sorted(set(given)))
+    if step_tokens and (uneven := [n for n in counts if n > step_tokens and n % step_tokens]):
+        raise ConfigError(
+            f"the module has step_tokens={step_tokens}, of which {uneven[-1]} is no multiple; give a segment "
+            "that is."
+        )
     if not spec.rule.cuts_change_nothing:
         raise ConfigError(
             f"tokens is {_listed(counts)}, so a session cuts steps, and under the mask {spec.rule.mask} the "
@@ -289,6 +300,9 @@ class TracedGraphs:
     long, and the precision of the weights is applied after it.
     """
 
+    bodies: dict[tuple[Target, MemoryType], ir.Model] = field(default_factory=dict)
+    """The steps of `step_tokens` tokens from which the graphs of several are made, by target and memory."""
+
     def write(self, spec: Spec, folder: Path) -> dict[str, OrtSession]:
         """Traces the step, lowers its graphs to the precision of the spec, and writes them."""
         # For an engine, the graph is float32 throughout.
@@ -298,7 +312,7 @@ class TracedGraphs:
         for tokens, name in graphs:
             key = spec.target, traced.state_dtype, tokens
             if key not in self.traces:
-                self.traces[key] = traced_graph(self.step, traced, tokens)
+                self.traces[key] = self._traced(traced, tokens)
             graph = self.traces[key].clone()
             if spec.target == "tensorrt":
                 if spec.precision != "fp32":
@@ -320,6 +334,15 @@ class TracedGraphs:
             else:
                 save_graph(graph, folder / name, weights_of=folder / GRAPH)
         return {GRAPH: OrtSession(spec, self.vocab, folder / GRAPH)}
+
+    def _traced(self, spec: Spec, tokens: int | None) -> ir.Model:
+        own = self.step.step_tokens
+        if own is None or tokens is None or tokens % own:
+            return traced_graph(self.step, spec, tokens)
+        key = spec.target, spec.state_dtype
+        if key not in self.bodies:
+            self.bodies[key] = traced_body(self.step, spec)
+        return several_steps(self.step, spec, tokens, self.bodies[key].clone())
 
 
 def _has_bytes(graph: ir.Model) -> bool:

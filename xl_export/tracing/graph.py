@@ -7,6 +7,7 @@ machine.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -16,13 +17,14 @@ import torch
 from runtimes.base.errors import ArtefactError, ConfigError, first_line, needs
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import Spec
-from runtimes.contract.tensors import POSITIONS
+from runtimes.contract.tensors import POSITIONS, TensorSpec
 from xl_export.graph.ops import IR_VERSION, TYPES, constant, quiet, remove_unused_nodes
-from xl_export.tracing.module import ModuleStep
+from xl_export.graph.unrolled import Roles, unrolled
+from xl_export.tracing.module import LOGITS, ModuleStep
 from xl_export.tracing.progress import stage
 from xl_export.tracing.refusal import noted_guards, why
 from xl_export.tracing.ring import translations
-from xl_export.tracing.session import GraphStep
+from xl_export.tracing.session import HIDDEN, GraphStep, OutputLayer
 from xl_export.tracing.views import drop_softplus_thresholds, join_views
 
 SHORTEST = 8  # tokens, where a segment of the rule has two
@@ -48,13 +50,88 @@ def traced_graph(step: ModuleStep, spec: Spec, tokens: int | None = None) -> ir.
     Raises MissingPackageError without onnxscript, and ArtefactError where the step cannot be traced or where
     its operators do not fit the target.
     """
+    return _traced(GraphStep(step, spec), spec, tokens)
+
+
+def several_steps(step: ModuleStep, spec: Spec, tokens: int, body: ir.Model) -> ir.Model:
+    """The same for a multiple of the tokens of the module's own step.
+
+    body: of `traced_body`; it is changed.
+    """
+    assert step.step_tokens is not None
+    inside = _body_spec(step, spec)
+    if (count := tokens // step.step_tokens) > 1:
+        timed, outputs = ([x.name for x in side if "tokens" in x.shape] for side in inside.signature)
+        unrolled(body, count, Roles(timed, outputs, len(spec.state)))
+        remove_unused_nodes(body)
+        _name(body, inside, tokens)
+    if spec.model.selective:
+        output = dataclasses.replace(
+            spec,
+            inputs=(inside.outputs[0], *(x for x in spec.inputs if x.name in ("targets", "logit_rows"))),
+            outputs=spec.signature[1],
+        )
+        _join(body.graph, _traced(OutputLayer(step, spec), output, tokens).graph, spec)
+        _name(body, spec, tokens)
+    _refuse_unfit(body, spec)
+    return body
+
+
+def traced_body(step: ModuleStep, spec: Spec) -> ir.Model:
+    """The ONNX model of the module's own step of `step_tokens` tokens, for `several_steps`."""
+    inside = _body_spec(step, spec)
+    return _traced(GraphStep(step, inside), inside, step.step_tokens)
+
+
+def _body_spec(step: ModuleStep, spec: Spec) -> Spec:
+    """The spec of a step that ends before the output layer, where that reads all tokens at once."""
+    if not spec.model.selective:
+        return spec
+    tokens = torch.zeros(step.rows or 1, 1, dtype=torch.long)
+    with torch.no_grad():
+        width = step({"input_ids": tokens}, tokens, step.start(len(tokens)))[0][LOGITS].shape[2]
+    hidden = TensorSpec(name=HIDDEN, dtype="float32", shape=("batch", "tokens", width))
+    return dataclasses.replace(
+        spec,
+        inputs=tuple(x for x in spec.inputs if x.name not in ("targets", "logit_rows")),
+        outputs=(hidden, *spec.outputs[len(spec.signature[1]) :]),
+    )
+
+
+def _join(graph: ir.Graph, output: ir.Graph, spec: Spec) -> None:
+    """Moves the output layer behind the hidden state, which is the first output of the graph."""
+    taken = {value.name for value in _values(graph)}
+    constants = list(output.initializers.values())
+    for value in list(_values(output)):
+        if value.name in taken:
+            _rename(value, f"output.{value.name}")
+    hidden, *others = output.inputs
+    hidden.replace_all_uses_with(graph.outputs[0])
+    results = list(output.outputs)
+    output.inputs.clear()
+    output.outputs.clear()
+    output.initializers.clear()
+    nodes = list(output)
+    for node in nodes:
+        node.name = f"output.{node.name}"
+    output.remove(nodes)
+    graph.extend(nodes)
+    for value in constants:
+        graph.register_initializer(value)
+    count = len(graph.inputs) - len(spec.state)
+    graph.inputs[count:count] = others
+    graph.outputs[:1] = results
+
+
+def _traced(step: GraphStep, spec: Spec, tokens: int | None) -> ir.Model:
+    """The ONNX model of a part of a step that has the inputs and outputs of this spec."""
     with needs("trace", "onnxscript"):
         import onnxscript  # noqa: F401
     advice = None if spec.fixed_rows or spec.model.selective else SLOW
     # If it fails, PyTorch prints the whole step.
     with stage("tracing", advice=advice) as begins, torch.no_grad(), quiet():
         begins("recording the operators of PyTorch")
-        program = _exported(GraphStep(step, spec), spec, tokens)
+        program = _exported(step, spec, tokens)
         begins("writing them as operators of ONNX")
         model = _as_onnx(program, spec)
     _forget_this_machine(model, spec)
@@ -73,17 +150,17 @@ def _exported(step: GraphStep, spec: Spec, tokens: int | None) -> torch.export.E
     batch, segment, rows = EXAMPLE
     longest = longest_traced(spec.rule)
     axes = {"batch": batch, "tokens": min(segment, longest), "rows": rows}
-    if spec.fixed_rows is not None:
-        axes = {"batch": spec.fixed_rows, "tokens": tokens or spec.rule.segment}
-    examples = [torch.zeros(fact.sizes(**axes), dtype=getattr(torch, fact.dtype)) for fact in spec.inputs]
+    sizes = [spec.graph_shape(fact, tokens) for fact in spec.inputs]
+    examples = [
+        torch.zeros([axes.get(str(size)) or int(size) for size in shape], dtype=getattr(torch, fact.dtype))
+        for shape, fact in zip(sizes, spec.inputs, strict=True)
+    ]
     dims = {"batch": torch.export.Dim("batch"), "rows": torch.export.Dim("rows")}
     if longest > 1:
         dims["tokens"] = torch.export.Dim("tokens", max=longest)
     shapes = tuple(
-        {axis: dims[str(size)] for axis, size in enumerate(fact.shape) if size in dims}
-        for fact in spec.inputs
+        {axis: dims[str(size)] for axis, size in enumerate(shape) if size in dims} for shape in sizes
     )
-    varying = None if spec.fixed_rows else (shapes,)
     with noted_guards() as guards:
         try:
             # A condition on sizes that PyTorch cannot prove, such as one of the view in the published
@@ -92,7 +169,7 @@ def _exported(step: GraphStep, spec: Spec, tokens: int | None) -> torch.export.E
             return torch.export.export(
                 step,
                 tuple(examples),
-                dynamic_shapes=varying,
+                dynamic_shapes=(shapes,),
                 strict=False,
                 prefer_deferred_runtime_asserts_over_guards=True,
             )
@@ -137,6 +214,7 @@ def _name(model: ir.Model, spec: Spec, tokens: int | None) -> None:
             f"{len(spec.outputs)} and {len(spec.inputs)}: as many memory tensors as `start` returns."
         )
     _separate_outputs(graph)
+    rows = graph.inputs[0].shape[0]  # type: ignore[index]
     taken: set[str | None] = {fact.name for fact in (*spec.inputs, *spec.outputs)}
     for number, value in enumerate(list(_values(graph))):
         if value.name in taken:
@@ -161,6 +239,9 @@ def _name(model: ir.Model, spec: Spec, tokens: int | None) -> None:
         value.dtype = TYPES[fact.dtype]
         value.shape = ir.Shape(expected)
     graph.name = "step"
+    for value in _values(graph):  # PyTorch calls the number of rows `s7`, or the like
+        if value.shape is not None and not isinstance(rows, int):
+            value.shape = ir.Shape(["batch" if size == rows else size for size in value.shape])
 
 
 def _with_tokens(graph: ir.Graph, number: int) -> ir.Value:

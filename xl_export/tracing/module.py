@@ -139,7 +139,8 @@ class StepModule(Protocol):
 
         The memory has the shapes that `start` gives.
 
-        tokens int64 [B, T]; T may be any number from 1 to the segment of the rule. positions int64 [B, T]:
+        tokens int64 [B, T]; T may be any number from 1 to the segment of the rule, or to the attribute
+        `step_tokens` of the module, such as 1; a longer step is then made of several. positions int64 [B, T]:
         the stream position of each token. A row whose position is 0 starts a new text, whatever its memory
         holds; a negative position is padding before a text. A token of the text must not see the padding.
 
@@ -203,8 +204,8 @@ def in_a_sentence(module: Any, method: str, rows: int | None = None, /, **fed: A
         shown = ", ".join(f"{name} {_in_short(value)}" for name, value in fed.items()) or "a hidden state"
         code = code_of(traceback.extract_tb(error.__traceback__))
         expected = (
-            "any number of rows, and of tokens up to the segment, or trace it for fixed sizes (rows=1, and "
-            "tokens=(1, segment) to generate)"
+            "any number of rows, and of tokens up to the segment; give it step_tokens = 1 if it takes one "
+            "token, or trace it for fixed sizes (rows=1, and tokens=(1, segment) to generate)"
         )
         if rows is not None:
             expected = f"{rows} {'row' if rows == 1 else 'rows'} of any number of tokens up to the segment"
@@ -323,6 +324,10 @@ class ModuleStep:
         """If the memory moves only when so many tokens are complete, that number."""
         self.rounding = 0.0
         """Of its answers, in nats, as `check_module` measures it and `spec.json` states it."""
+        self.step_tokens: int | None = getattr(module, "step_tokens", None)
+        """The most tokens that the module's own step takes; None for any number."""
+        if self.step_tokens is not None:
+            Range(1, MAX_SIZE, whole=True).check("step_tokens", self.step_tokens, ConfigError)
         self._initial: tuple[Tensor | float, ...] | None = None
 
     def start(self, batch: int) -> tuple[Tensor, ...]:
@@ -341,6 +346,8 @@ class ModuleStep:
         """Outputs by name, and the memory after the segment; any error of the module passes."""
         if self.rows is not None and len(positions) != self.rows:
             return self._in_turns(self.rows, inputs, positions, memory)
+        if self.step_tokens is not None and positions.shape[1] > self.step_tokens:
+            return self._in_pieces(self.step_tokens, inputs, positions, memory)
         if self._initial is not None:
             goes_on = positions[:, 0] > 0
             memory = [
@@ -382,6 +389,19 @@ class ModuleStep:
             parts.append(({n: x[:count] for n, x in outputs.items()}, [x[:count] for x in after]))
         outputs = {name: torch.cat([part[name] for part, _ in parts]) for name in parts[0][0]}
         return outputs, tuple(map(torch.cat, zip(*(after for _, after in parts), strict=True)))
+
+    def _in_pieces(
+        self, tokens: int, inputs: Mapping[str, Tensor], positions: Tensor, memory: Sequence[Tensor]
+    ) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
+        """The same, computed `tokens` tokens at a time."""
+        parts: list[dict[str, Tensor]] = []
+        for places in torch.split(torch.arange(positions.shape[1]), tokens):
+            fed = {name: x[:, places] if self.inputs[name].timed else x for name, x in inputs.items()}
+            outputs, memory = self(fed, positions[:, places], memory)
+            parts.append({name: x for name, x in outputs.items() if x.shape[1:2] == places.shape})
+        # An output without a value for each token is the one of the last tokens.
+        joined = {name: torch.cat([part[name] for part in parts], dim=1) for name in parts[0]}
+        return {**outputs, **joined}, tuple(memory)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of what `step` gave [..., D]; the module's own method is always given [N, D]."""

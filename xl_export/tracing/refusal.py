@@ -111,9 +111,8 @@ def why(error: Exception, guards: Sequence[Guard], spec: Spec) -> str:
     if "Constraints violated" in text or "specialized" in text or "ConstraintViolation" in name:
         return (
             f"PyTorch could not trace the step: {_fixed(text, guards, spec)}; take sizes from tensor.shape, "
-            "without int() and len(), write nn.GRUCell for nn.GRU and nn.LSTMCell for nn.LSTM, trace a "
-            "loop over tokens with segment=1, or trace the module for fixed sizes (rows=1, and tokens=(1, "
-            "segment) to generate)."
+            "without int() and len(), give a module that loops over its tokens, as nn.LSTM does, "
+            "step_tokens = 1, or trace it for fixed sizes (rows=1, and tokens=(1, segment) to generate)."
         )
     at = f" at {code}" if code else ""
     return f"PyTorch could not trace the step ({name}: {first_line(error):.300}){at}: change what that names."

@@ -15,6 +15,8 @@ from runtimes.contract.vocabulary import Vocab
 from runtimes.sessions.graph import GraphSession
 from xl_export.tracing.module import LOGITS, ModuleStep, in_a_sentence
 
+HIDDEN = "hidden"  # the output of a step without the output layer of its language model
+
 
 class GraphStep(nn.Module):
     """The step with the inputs and outputs of the spec, in their order."""
@@ -39,11 +41,13 @@ class GraphStep(nn.Module):
         if not self.spec.language_model:
             return (*(results[tensor.name] for tensor in outputs), *present)
         hidden = results[LOGITS]
+        if outputs[0].name == HIDDEN:
+            return (hidden, *present)
         if not self.spec.model.selective:
             return (self._step.logits(hidden), *present)
-        return (*self._selected(hidden, fed["targets"], fed["logit_rows"]), *present)
+        return (*self.selected(hidden, fed["targets"], fed["logit_rows"]), *present)
 
-    def _selected(self, hidden: Tensor, targets: Tensor, logit_rows: Tensor) -> tuple[Tensor, Tensor]:
+    def selected(self, hidden: Tensor, targets: Tensor, logit_rows: Tensor) -> tuple[Tensor, Tensor]:
         """Logits [rows, V] of some positions, and log p(target) [B, T], 0 where a target is -1."""
         output = self._step
         flat = hidden.flatten(0, 1)
@@ -56,6 +60,13 @@ class GraphStep(nn.Module):
         at = (wanted >= 0).nonzero()[:, 0]
         scores = output.log_prob(flat[at], wanted[at])
         return logits, torch.zeros_like(flat[:, 0]).index_copy(0, at, scores).view_as(targets)
+
+
+class OutputLayer(GraphStep):
+    """What is left of a step after its hidden state [B, T, D]."""
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return self.selected(*tensors)
 
 
 class ModuleSession(GraphSession):

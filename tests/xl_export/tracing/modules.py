@@ -137,11 +137,13 @@ class Gru(nn.Module):
 class Lstm(nn.Module):
     """PyTorch's own recurrent cell, token by token: its memory is two states [B, D]."""
 
-    def __init__(self) -> None:
+    step_tokens = 1
+
+    def __init__(self, vocab_size: int = VOCAB.size) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.sizes = Sizes(vocab_size=VOCAB.size, layers=1, d_model=D)
-        self.table, self.out = nn.Embedding(VOCAB.size, D), nn.Linear(D, VOCAB.size)
+        self.sizes = Sizes(vocab_size=vocab_size, layers=1, d_model=D)
+        self.table, self.out = nn.Embedding(vocab_size, D), nn.Linear(D, vocab_size)
         self.cell = nn.LSTMCell(D, D)
 
     def start(self, batch: int) -> list[Tensor]:
@@ -151,6 +153,21 @@ class Lstm(nn.Module):
         begun = positions[:, :1] > 0  # before position 0 there is no state
         h, c = self.cell(self.table(tokens[:, 0]), [torch.where(begun, each, 0.0) for each in memory])
         return self.out(h)[:, None], [h, c]
+
+
+class LargeLstm(Lstm):
+    """The same over a large vocabulary, with its output layer in a method."""
+
+    def __init__(self) -> None:
+        super().__init__(LARGE.size)
+
+    def step(self, tokens: Tensor, positions: Tensor, memory: Memory) -> Result:
+        begun = positions[:, :1] > 0
+        h, c = self.cell(self.table(tokens[:, 0]), [torch.where(begun, each, 0.0) for each in memory])
+        return h[:, None], [h, c]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.out(hidden)
 
 
 class Selective(nn.Module):
@@ -651,7 +668,8 @@ class Wide(nn.Module):
 TRACED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "padded": (Padded, {"vocab": VOCAB}),  # ids with the logit -inf
     "padded ring": (PaddedRing, {"vocab": VOCAB}),
-    "lstm": (Lstm, {"vocab": VOCAB, "rule": MemoryRule(mem_len=M, segment=1)}),
+    "lstm": (Lstm, {"vocab": VOCAB}),  # graphs of 1 and of T tokens
+    "large lstm": (LargeLstm, {"vocab": LARGE}),
     "selective": (Selective, {"vocab": VOCAB}),
     "policy": (Policy, {"without": {"padding"}}),
     "policy of 2 rows": (Policy, {"without": {"padding"}, "rows": 2}),
