@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
+from torch import nn
 
 from runtimes.base.errors import ConfigError
 from runtimes.base.folders import refuse_existing
@@ -46,6 +47,7 @@ from xl_export.tracing.module import (
     form_of,
     refuse_other_modules,
 )
+from xl_export.tracing.recurrent import Recurrent
 from xl_export.tracing.session import ModuleSession
 from xl_export.tracing.state import refuse_state, restored
 from xl_export.tracing.verify import check_module, drift_of
@@ -70,7 +72,8 @@ def trace(
     """Writes the artefact of a PyTorch module to the folder `out`, and returns that folder.
 
     - module: with the interface of `xl_export.tracing.module.StepModule`, or of `NamedModule` if it is no
-      language model. It is traced in evaluation mode, so dropout is off, and is unchanged afterwards.
+      language model; or an `nn.LSTM` or `nn.GRU`, which reads `input` and returns `output`. It is traced in
+      evaluation mode, so dropout is off, and is unchanged afterwards.
     - vocab: of the token ids of a language model: an `xl_export.CharVocab` or another vocabulary, or the path
       of a `tokenizer.json`, of a SentencePiece `.model` or of a `vocab.json`.
     - rule: its memory length, its longest segment and its mask. The memory length is the number of tokens
@@ -102,6 +105,8 @@ def trace(
     precision, memory_precision = options.precisions
     if precision != "fp32" and (sentence := shadowed()):  # what lowers a graph imports `trainer`
         raise ConfigError(sentence)
+    if isinstance(module, nn.LSTM | nn.GRU):
+        module = Recurrent(module)
     refuse_other_modules(module)
     refuse_other_rules(rule)
     if isinstance(vocab, str | Path):

@@ -20,6 +20,7 @@ from runtimes.contract.spec import Spec
 from runtimes.contract.tensors import POSITIONS, TensorSpec
 from xl_export.graph.ops import IR_VERSION, TYPES, constant, quiet, remove_unused_nodes
 from xl_export.graph.unrolled import Roles, unrolled
+from xl_export.tracing import recurrent
 from xl_export.tracing.module import LOGITS, ModuleStep
 from xl_export.tracing.progress import stage
 from xl_export.tracing.refusal import noted_guards, why
@@ -190,7 +191,7 @@ def _as_onnx(program: torch.export.ExportedProgram, spec: Spec) -> ir.Model:
             opset_version=spec.opset,
             verbose=False,
             optimize=True,
-            custom_translation_table=translations() if spec.circular else None,
+            custom_translation_table=recurrent.translations() | (translations() if spec.circular else {}),
         )
         assert made is not None, "torch.onnx gave no program"
         model: ir.Model = made.model
