@@ -287,7 +287,7 @@ def rwkv() -> Peer:
 
         model = RWKV(f"{folder}/tiny", "cpu fp32")
     module = from_rwkv(model)
-    return Peer(module, Stream(module.original, 1), 1)
+    return Peer(module, Stream(module.original, 1), S)
 
 
 PEERS: dict[str, tuple[str, Callable[[], Peer]]] = {

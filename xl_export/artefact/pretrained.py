@@ -66,8 +66,7 @@ def export_pretrained(
     """Writes the artefact of the model in a folder to the folder `out`, and returns notes for the user.
 
     - window: the number of tokens that a token sees in layers with full attention (`from_transformers`).
-    - segment: the most tokens in one step; None is the largest of `tokens`, or what the module takes, up to
-      16.
+    - segment: the most tokens in one step; None is the largest of `tokens`, or 16.
     - the others: as in `xl_export.trace`.
 
     Raises UserError if the folder has no such model that can be exported; `out` is not changed then.
@@ -80,8 +79,7 @@ def export_pretrained(
             module: Any = from_transformers(model, window)
         vocab, more = vocabulary_of(folder, module.sizes.vocab_size, model.generation_config)
         sampler, lacking = sampling_of(folder)
-        most = getattr(module, "step_tokens", SEGMENT)
-        rule = MemoryRule(mem_len=module.mem_len, segment=segment or max(tokens or (most,)))
+        rule = MemoryRule(mem_len=module.mem_len, segment=segment or max(tokens or (SEGMENT,)))
         trace(module, out, vocab=vocab, rule=rule, tokens=tokens, text=text, force=force, **options)
     if sampler.changed():
         write_sampling(out, sampler)

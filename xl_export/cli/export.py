@@ -106,8 +106,7 @@ def export_command(
 
     RUN is the folder of a run, or of a causal language model of Hugging Face with a memory that is bounded,
     such as Mamba, Gemma or LFM2: config.json, model.safetensors and tokenizer.json. Nothing is downloaded,
-    and no code in the folder is run. Without
-    --segment, its steps have up to 16 tokens, or one if it has recurrent layers.
+    and no code in the folder is run. Its steps have up to 16 tokens, unless --segment is given.
 
     The artefact runs with only NumPy and ONNX Runtime. Before the folder appears, its graphs are compared
     with PyTorch at several shapes and over a stream of many segments that is much longer than the memory. A

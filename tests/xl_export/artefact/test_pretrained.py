@@ -71,7 +71,7 @@ def test_a_folder_becomes_an_artefact_without_network_and_code(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(socket.socket, "connect", connect)
     artefact = tmp_path / "artefact"
-    document = json_of(xl("export", mamba, "--out", artefact, "--segment", 1, "--json"))
+    document = json_of(xl("export", mamba, "--out", artefact, "--json"))
     assert document["notes"] == [
         "the last 10 of the model's 300 tokens have no text in tokenizer.json",
         "generation_config.json also has typical_p, which sampling here does not have",
