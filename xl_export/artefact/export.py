@@ -78,26 +78,12 @@ def export(
 ) -> Path:
     """Writes the artefact of a run to the folder `out`, and returns that folder.
 
-    - exporter: `graph` writes the graph node by node. `trace` has PyTorch trace its own step
-      (`xl_export/tracing`); then every head keeps the whole memory, even if it learned a shorter span.
-    - memory: the form of the memory tensors. None is ring, or shift if an engine cannot have a ring (see
-      `needs_shift`).
     - rule: how much the artefact remembers, and which keys are visible. None is the run's own evaluation
       rule.
-    - target: `tensorrt` writes a graph in float16, from which TensorRT builds engines. `web` writes one for
-      onnxruntime-web's WebGPU provider. ONNX Runtime runs both too.
-    - attention: in a graph for TensorRT, `native` uses standard operators, and `plugin`, the default, one
-      node that a plugin computes. With target `onnxruntime`, `plugin` writes a second graph for `cuda`, with
-      one node for each layer's attention.
-    - precision: of the weights (`xl_export/graph/quantise.py`). None is fp32, or fp16 with target `tensorrt`.
-    - memory_precision: of the memory tensors. None is fp32. It must be None with target `tensorrt`.
-      `int8` is for ring memory: each key and value of a head has a float32 scale, which is a memory tensor
-      too.
+    - attention: `plugin` is what `--attention-as` calls node, and `native` what it calls operators.
     - storage: `external` writes the weights next to the graph, `single-file` into it, and `ort` writes both
       in ONNX Runtime's own format, for mobile (`xl_export/artefact/pack.py`).
-    - rows, tokens: with exporter `trace`, graphs without sizes that vary, as in `xl_export.trace`.
-    - text: a held-out text on which a lower precision is measured. None is the test text that the run kept,
-      or one that the model draws.
+    - the others: as the options of `xl-export export`; see `ExportOptions`.
 
     Every graph is compared with PyTorch before the folder appears, and PyTorch's answers become the
     reference. A graph that this machine cannot run, because the fused operator is not built or there is no
