@@ -329,6 +329,10 @@ export interface Spec {
   moves_every?: number;
   /** About the first position at which a traced module has other answers to a text than near position 0. */
   drifts_from?: number;
+  /** The largest difference of a traced module in fp32 from the original loop of its model. */
+  original_difference?: number;
+  /** The longest text, in tokens, for which a traced module whose memory was cut equals its model. */
+  equals_up_to?: number;
   precision: string;
   memory_precision: string;
   target: string;

@@ -42,6 +42,7 @@ from runtimes.contract.precision import (
     QUANTISED,
     Measured,
     MeasuredStep,
+    Measurement,
     MemoryPrecision,
     MemoryType,
     Precision,
@@ -143,6 +144,14 @@ class Spec:
     rounding: Annotated[float, Range(0, MAX_ROUNDING)] = 0.0
     """Largest change of a traced module's answers if each weight is rounded once more, in nats; 0 if it is
     far below the tolerance.
+    """
+    original_difference: Measurement | None = None
+    """The largest difference of a traced module in fp32 from the original loop of its model: in nats, or of
+    outputs, relative above 1. None if there was no original to compare with.
+    """
+    equals_up_to: Positive | None = None
+    """Number of tokens of the longest text to which a traced module gives the answers of its model, whose
+    memory was cut; None if it was not.
     """
     memory_shapes: Shapes = ()  # shapes of the memory tensors of a module whose form is `own`
     inputs: tuple[TensorSpec, ...] = ()
@@ -307,9 +316,10 @@ class Spec:
         """The contract as JSON."""
         document = to_json(self)
         # Absent unless they say something.
-        facts = "without fixed_rows fixed_tokens moves_every drifts_from rounding not_compared"
+        facts = "without fixed_rows fixed_tokens moves_every drifts_from rounding original_difference "
+        facts += "equals_up_to not_compared"
         for name in facts.split():
-            if not document[name]:
+            if getattr(self, name) == getattr(Spec, name):
                 del document[name]
         if isinstance(self.measured, Measured) and not self.measured.drawn:
             del document["measured"]["drawn"]

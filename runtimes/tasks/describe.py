@@ -61,6 +61,10 @@ def summary_lines(facts: dict[str, Any], path: Path) -> list[str]:
             f"rounding    answers change by {rounding:.1g}{unit} if weights are rounded once more; tolerance "
             f"{facts['tolerance']:.1g}"
         )
+    if (difference := facts.get("original_difference")) is not None:
+        lines.append(f"original    agrees with the model's own loop to {difference:.1e}")
+    if count := facts.get("equals_up_to"):
+        lines.append(f"cut         equals the original only for texts of up to {count:,} tokens")
     for promise in facts.get("without", ()):
         lines.append(f"no promise  {promise}: that {PROMISES[promise]}")
     return lines

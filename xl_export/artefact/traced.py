@@ -29,6 +29,7 @@ from runtimes.contract.vocabulary import Vocab
 from runtimes.contract.vocabulary.files import vocab_from_file
 from runtimes.sessions.onnx_runtime import OrtSession
 from xl_export.artefact.options import ExportOptions
+from xl_export.artefact.original import Original, OriginalStreams
 from xl_export.artefact.quality import first_tokens
 from xl_export.artefact.write import (
     finite_arrays,
@@ -47,6 +48,7 @@ from xl_export.tracing.module import (
     form_of,
     refuse_other_modules,
 )
+from xl_export.tracing.progress import stage
 from xl_export.tracing.recurrent import Recurrent
 from xl_export.tracing.session import ModuleSession
 from xl_export.tracing.state import refuse_state, restored
@@ -67,6 +69,7 @@ def trace(
     precision: Precision | None = None,
     memory_precision: MemoryPrecision | None = None,
     text: Path | None = None,
+    original: Original | None = None,
     force: bool = False,
 ) -> Path:
     """Writes the artefact of a PyTorch module to the folder `out`, and returns that folder.
@@ -91,6 +94,12 @@ def trace(
       the segment; of any other module it is one graph, with `rows` only for `rule.segment` tokens.
     - target, precision, memory_precision, force: as in `xl_export.export`.
     - text: on which a reduced precision is measured. None is one that the model draws.
+
+    - original: the model's own loop, `original(inputs, state) -> (outputs, state)`. The inputs are those of
+      `step`, but of one row and of any number of next tokens; the state None begins a stream; the outputs are
+      as `step` returns them. Module and artefact must give its answers, and the artefact states the largest
+      difference. None is the attribute `original` of the module, as adapters set it, if it has one. If the
+      module has an attribute `equals_up_to`, only texts of up to so many tokens are compared.
 
     First the module is compared with itself (`xl_export/tracing/verify.py`). Then its graph is compared with
     it, as in `xl_export.export`. Raises UserError if either fails, and if the step cannot be traced;
@@ -153,12 +162,22 @@ def trace(
             warnings.warn(drift.sentence, stacklevel=2)
             spec = dataclasses.replace(spec, drifts_from=drift.position)
         spec = dataclasses.replace(spec, rounding=step.rounding).completed()
+        exact = dataclasses.replace(exact, without=unkept, rounding=step.rounding).completed()
+        session = ModuleSession(step, vocab, exact)
+        up_to = getattr(module, "equals_up_to", None)
+        streams = None
+        if loop := original or getattr(module, "original", None):
+            with stage("comparing the module with itself") as begins:
+                begins("its original")
+                streams = OriginalStreams(loop, step, exact, up_to)
+                streams.difference(session)
         write_artefact(
-            dataclasses.replace(spec, without=unkept),
+            dataclasses.replace(spec, without=unkept, equals_up_to=up_to),
             out,
             TracedGraphs(step, vocab).write,
-            ModuleSession(step, vocab, dataclasses.replace(exact, without=unkept)),
+            session,
             vocab,
+            apart=streams.difference if streams else None,
             tokens=first_tokens(text, vocab) if text and vocab else None,
             force=force,
             sources=sources,

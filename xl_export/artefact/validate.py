@@ -73,11 +73,11 @@ def validate(graphs: Graphs, original: Session) -> AnyReference:
 
     for batch, length in _single_steps(spec, rows):
         compare(f"{batch} rows of {length} tokens from empty memory", [length], [0] * batch, every=True)
-    asked = _asked(spec, chained_segments(spec.rule, whole=whole, counts=spec.fixed_tokens), rows)
-    reference = answers_of(original, asked, "PyTorch's answers")
-    what = f"{rows} streams of {asked.segments.sum()} tokens in {len(asked.segments)} segments"
+    streams = asked(spec, chained_segments(spec.rule, whole=whole, counts=spec.fixed_tokens), rows)
+    reference = answers_of(original, streams, "PyTorch's answers")
+    what = f"{rows} streams of {streams.segments.sum()} tokens in {len(streams.segments)} segments"
     for file, session in graphs.items():
-        mine = answers_of(session, asked, f"answers of {file}")
+        mine = answers_of(session, streams, f"answers of {file}")
         _refuse_difference(spec, _answers(mine), _answers(reference), file=file, what=what)
     far = FAR // T * T if whole else FAR
     # Hidden states do not depend on positions.
@@ -143,7 +143,7 @@ def _fed(
     return answers
 
 
-def _asked(spec: Spec, segments: np.ndarray, rows: int) -> AnyReference:
+def asked(spec: Spec, segments: np.ndarray, rows: int) -> AnyReference:
     """A reference of random inputs without answers. The last row starts a new text on the way."""
     restarts = np.zeros((len(segments), rows), bool)
     restarts[len(segments) * 2 // 3, -1] = True

@@ -48,6 +48,8 @@ from xl_export.tracing.progress import stage
 # Writes the graphs of a spec with their weights to a folder. Returns a session over each graph by its file
 # name, or None for a graph that this machine cannot run.
 WriteGraphs = Callable[[Spec, Path], Mapping[str, GraphSession | None]]
+# The difference of a session from answers that are known; raises ArtefactError if it is too large.
+Apart = Callable[[Session], float]
 
 
 def refuse_needless_text(text: Path | None, spec: Spec) -> None:
@@ -81,6 +83,7 @@ def write_artefact(
     original: Session,
     vocab: Vocab | None,
     *,
+    apart: Apart | None = None,
     tokens: np.ndarray | None,
     force: bool,
     sources: Sequence[Path] = (),
@@ -89,10 +92,10 @@ def write_artefact(
     """Writes the artefact of a spec to the folder `out`, atomically.
 
     original: the model in PyTorch; every graph that runs on this machine is compared with it. vocab: None of
-    a step that is no language model. tokens: those on which a lower precision is measured; None measures
-    it on tokens that the model draws. sources: files and folders that must not be replaced. sampler: the
-    artefact's defaults; None writes none. Raises UserError if the graphs do not compute what PyTorch
-    computes.
+    a step that is no language model. apart: compares the graph in fp32 with the loop from which a traced
+    module was made. tokens: those on which a lower precision is measured; None measures it on tokens that the
+    model draws. sources: files and folders that must not be replaced. sampler: the artefact's defaults; None
+    writes none. Raises UserError if the graphs do not compute what PyTorch computes.
     """
     spec = spec.with_layout(vocab)
     with atomic_folder(out, ARTEFACT, force=force, sources=sources) as folder:
@@ -100,11 +103,15 @@ def write_artefact(
         graphs = write_graphs(unpacked, folder)
         measured = None
         if spec.lossy:
-            reference, measured = _compare_lowered(_here(graphs), folder, write_graphs, original, tokens)
+            reference, measured, difference = _compare_lowered(
+                _here(graphs), folder, write_graphs, original, tokens, apart
+            )
         else:
-            reference = _validated(_here(graphs), original)
+            reference, difference = _validated(_here(graphs), original, apart)
         not_compared = tuple(file for file, session in graphs.items() if session is None)
-        spec = dataclasses.replace(spec, measured=measured, not_compared=not_compared)
+        spec = dataclasses.replace(
+            spec, measured=measured, original_difference=difference, not_compared=not_compared
+        )
         if vocab is not None and isinstance(reference, Reference):
             if spec.storage != "external":
                 spec = pack(spec, vocab, folder, reference)
@@ -126,10 +133,11 @@ def _here(graphs: Mapping[str, GraphSession | None]) -> Graphs:
     return {file: session for file, session in graphs.items() if session}
 
 
-def _validated(graphs: Graphs, original: Session) -> AnyReference:
+def _validated(graphs: Graphs, original: Session, apart: Apart | None) -> tuple[AnyReference, float | None]:
+    """The reference, and the difference from the loop from which a traced module was made."""
     traced = graphs[GRAPH].spec.exporter == "trace"
     with stage("comparing the graph with the module") if traced else nullcontext():
-        return validate(graphs, original)
+        return validate(graphs, original), apart(graphs[GRAPH]) if apart else None
 
 
 def _in_fp32(spec: Spec) -> Spec:
@@ -139,10 +147,15 @@ def _in_fp32(spec: Spec) -> Spec:
 
 
 def _compare_lowered(
-    graphs: Graphs, folder: Path, write_graphs: WriteGraphs, original: Session, tokens: np.ndarray | None
-) -> tuple[AnyReference, Measured | MeasuredStep | None]:
-    """Compares the graphs of a lower precision in a folder; returns their reference, and what the precision
-    costs.
+    graphs: Graphs,
+    folder: Path,
+    write_graphs: WriteGraphs,
+    original: Session,
+    tokens: np.ndarray | None,
+    apart: Apart | None,
+) -> tuple[AnyReference, Measured | MeasuredStep | None, float | None]:
+    """Compares the graphs of a lower precision in a folder; returns their reference, what the precision
+    costs, and the difference in fp32 of `_validated`.
 
     The same graphs are first written in fp32 to a temporary folder. Those are compared with PyTorch, and the
     lower precision of `step.onnx` is measured against them: of a language model on tokens, and of any other
@@ -153,7 +166,7 @@ def _compare_lowered(
     with tempfile.TemporaryDirectory() as name:
         folders = folder, Path(name)
         in_fp32 = _here(write_graphs(_in_fp32(spec), Path(name)))
-        reference = _validated(in_fp32, original)
+        reference, difference = _validated(in_fp32, original, apart)
         exact = in_fp32[GRAPH]
         stored = None
         if spec.answers == "stored-weights":
@@ -162,8 +175,9 @@ def _compare_lowered(
             reference = _with_memory_in_bytes(original, reference)
         right, answers = check_lowered(graphs, stored, reference)
         if isinstance(answers, StepReference) and isinstance(reference, StepReference):
-            return right, measure_step(low, exact, answers, reference, folders=folders)
-        return right, measure(low, exact, tokens, folders=folders)
+            measured = measure_step(low, exact, answers, reference, folders=folders)
+            return right, measured, difference
+        return right, measure(low, exact, tokens, folders=folders), difference
 
 
 def _with_memory_in_bytes(original: Session, reference: Reference) -> AnyReference:

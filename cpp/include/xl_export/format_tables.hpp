@@ -113,6 +113,8 @@ inline constexpr char format_tables[] = R"json({
       "moves_every": {"any": [{"integer": [1, 16777216]}, {"null": []}]},
       "drifts_from": {"any": [{"integer": [0, 9007199254740991]}, {"null": []}]},
       "rounding": {"number": [0, 0.05]},
+      "original_difference": {"any": [{"number": [-1, 1000000000000000.0]}, {"null": []}]},
+      "equals_up_to": {"any": [{"integer": [1, 16777216]}, {"null": []}]},
       "memory_shapes": {"list": {"list": {"integer": [0, 16777216]}}},
       "inputs": {
         "list": {
@@ -213,6 +215,8 @@ inline constexpr char format_tables[] = R"json({
       "moves_every": null,
       "drifts_from": null,
       "rounding": 0.0,
+      "original_difference": null,
+      "equals_up_to": null,
       "memory_shapes": [],
       "inputs": [],
       "outputs": [],

@@ -1,0 +1,117 @@
+"""A module and its artefact are compared with the loop of the model that they stand for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import Tensor, nn
+
+from runtimes.base.errors import ArtefactError
+from runtimes.cli.info import info_command
+from runtimes.contract.rule import MemoryRule
+from runtimes.contract.spec import load_spec
+from tests.xl_export.tracing.modules import RULE, VOCAB, Base, M, T
+from xl_export import trace
+from xl_export.artefact.original import OriginalStreams
+from xl_export.artefact.traced import module_spec
+from xl_export.tracing.module import ModuleStep, features
+from xl_export.tracing.session import ModuleSession
+
+CUT = 3
+CUT_RULE = MemoryRule(mem_len=CUT, segment=T)
+
+
+class Cut(Base):
+    """A wrong glue of `Base` that remembers only CUT tokens. It keeps every promise of its own rule."""
+
+    def start(self, batch: int) -> list[Tensor]:
+        return [each[:, :CUT] for each in super().start(batch)]
+
+    def distance(self, tokens: Tensor) -> Tensor:
+        return super().distance(tokens)[:, M - CUT :]
+
+    def hidden(self, distance: Tensor, positions: Tensor) -> Tensor:
+        return super().hidden(distance, positions) | (distance > CUT)
+
+
+def original(tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
+    """`Base` over the whole text."""
+    net = Base()
+    text = tokens if state is None else torch.cat([state, tokens], dim=1)
+    x = net.table(text)
+    place = torch.arange(text.shape[1])
+    answer = net.attend(x, net.key(x), net.value(x), place[:, None] - place, place[None])
+    return net.out(x + answer)[:, -tokens.shape[1] :], text
+
+
+class Sums(nn.Module):
+    """Two outputs, of which `last` has no value for each token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs = {"x": features(2)}
+
+    def start(self, batch: int) -> list[Tensor]:
+        return [torch.zeros(batch, 2)]
+
+    def step(self, inputs: Any, positions: Tensor, memory: Any) -> Any:
+        goes_on = positions[:, :1] > 0
+        sums = inputs["x"].cumsum(1) + torch.where(goes_on, memory[0], 0.0)[:, None]
+        return {"sums": sums, "last": sums[:, -1]}, [sums[:, -1]]
+
+
+def summed(inputs: Any, state: Any) -> Any:
+    sums = inputs["x"].cumsum(1) + (0 if state is None else state[:, None])
+    return {"sums": sums, "last": sums[:, -1]}, sums[:, -1]
+
+
+def doubled(inputs: Any, state: Any) -> Any:
+    outputs, state = summed(inputs, state)
+    return outputs | {"last": 2 * outputs["last"]}, state
+
+
+def difference(module: Any, original: Any, rule: MemoryRule = RULE, up_to: int | None = None) -> float:
+    step = ModuleStep(module.eval())
+    vocab = VOCAB if step.language_model else None
+    spec = module_spec(step, vocab, rule, None)
+    return OriginalStreams(original, step, spec, up_to).difference(ModuleSession(step, vocab, spec))
+
+
+def test_a_module_agrees_with_its_original() -> None:
+    assert difference(Base(), original) < 1e-5
+    assert difference(Cut(), original, CUT_RULE, up_to=CUT + 1) < 1e-5
+    assert difference(Sums(), summed) < 1e-5
+
+
+def test_a_cut_cache_is_refused_from_its_first_wrong_token_on() -> None:
+    wrong = rf"Cut differs .* from token {CUT + 2} .* equals_up_to={CUT + 1} "
+    with pytest.raises(ArtefactError, match=wrong):
+        difference(Cut(), original, CUT_RULE)
+    with pytest.raises(ArtefactError, match=wrong):
+        difference(Cut(), original, CUT_RULE, up_to=CUT + 2)
+
+
+def test_every_output_of_a_named_step_is_compared() -> None:
+    with pytest.raises(ArtefactError, match="Sums differs from its original"):
+        difference(Sums(), doubled)
+
+
+@pytest.mark.usefixtures("fast_traces")
+def test_the_difference_and_the_limit_are_facts_of_the_artefact(tmp_path: Path) -> None:
+    module: Any = Cut()
+    with pytest.raises(ArtefactError, match="Cut differs from its original"):
+        trace(module, tmp_path / "a", vocab=VOCAB, rule=CUT_RULE, original=original)
+    assert not (tmp_path / "a").exists()
+    module.equals_up_to = CUT + 1
+    artefact = trace(module, tmp_path / "a", vocab=VOCAB, rule=CUT_RULE, original=original)
+    spec = load_spec(artefact)
+    assert spec.original_difference is not None
+    assert spec.original_difference < 1e-5
+    assert spec.equals_up_to == CUT + 1
+    text = CliRunner().invoke(info_command, [str(artefact)], catch_exceptions=False).output
+    assert "original    agrees with the model's own loop to " in text
+    assert f"cut         equals the original only for texts of up to {CUT + 1} tokens\n" in text
