@@ -36,11 +36,10 @@ from runtimes.contract.vocabulary import (
 from xl_export.adapters.from_transformers import from_transformers
 from xl_export.artefact.options import ExportOptions
 from xl_export.artefact.traced import trace
-from xl_export.importers.huggingface import CONFIG, is_config
+from xl_export.importers.huggingface import CONFIG, INDEX, SAFETENSORS, is_config, names_by_shard
 from xl_export.tracing.progress import shown
 
 GENERATION = "generation_config.json"
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 SEGMENT = 16  # tokens of a prompt that a step reads
 # How `generation_config.json` names the special tokens, and what they are here.
@@ -143,9 +142,12 @@ def refuse_unreadable(folder: Path) -> None:
             f"{folder / CONFIG} has a quantization_config, and quantised weights are not read; give the "
             "original checkpoint, and --precision int8 or int4."
         )
-    if not any((folder / name).is_file() for name in WEIGHTS):
+    index = folder / f"{SAFETENSORS}{INDEX}"
+    if index.is_file():
+        names_by_shard(index)  # which are files of the folder, and no pickles
+    elif not (folder / SAFETENSORS).is_file():
         raise ArtefactError(
-            f"{folder} has no {WEIGHTS[0]}, and other weights are not read, because a pickle can run code; "
+            f"{folder} has no {SAFETENSORS}, and other weights are not read, because a pickle can run code; "
             f'write one with `AutoModelForCausalLM.from_pretrained("{folder}").save_pretrained(…)` of a '
             "transformers that you trust with it."
         )

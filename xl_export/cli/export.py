@@ -15,6 +15,7 @@ from click.core import ParameterSource
 
 from runtimes.base.errors import UserError, needs
 from runtimes.base.files import read_json
+from runtimes.base.folders import refuse_no_folder
 from runtimes.base.options import declared
 from runtimes.base.records import to_json
 from runtimes.cli.group import LongCommand
@@ -120,6 +121,7 @@ def export_command(
             f"`xl-export import {run} --out RUN`, or export a model of your own code with xl_export.trace "
             "(docs/guides/own-model.md)."
         )
+    refuse_no_folder(run, give="a run, or the folder of a model that `hf download` wrote")
     pretrained = _is_pretrained(run)
     if pretrained:
         _refuse_given(FOR_RUNS, f"is for a run, and {run} is a model of Hugging Face")

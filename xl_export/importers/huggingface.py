@@ -210,7 +210,7 @@ def _read_file(path: Path) -> dict[Any, Any]:
 
 
 def _read_shards(index: Path) -> tuple[dict[Any, Any], list[Path]]:
-    names = _names_by_shard(index)
+    names = names_by_shard(index)
     for name in names:
         if not (index.parent / name).is_file():
             raise ArtefactError(
@@ -232,7 +232,7 @@ def _read_shards(index: Path) -> tuple[dict[Any, Any], list[Path]]:
     return tensors, paths
 
 
-def _names_by_shard(index: Path) -> dict[str, set[str]]:
+def names_by_shard(index: Path) -> dict[str, set[str]]:
     """Returns the names of the tensors that an index expects in each shard.
 
     Raises ArtefactError if the index is not one, or names a file outside of its folder.

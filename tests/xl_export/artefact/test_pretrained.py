@@ -90,6 +90,7 @@ def test_a_folder_becomes_an_artefact_without_network_and_code(
         torch.testing.assert_close(log_probs[0], expected[0, at : at + 1], atol=1e-5, rtol=0)
 
 
+SHARDS = {"model.safetensors.index.json": b'{"weight_map": {"x": "pytorch_model.bin"}}'}
 PICKLE = {"model.safetensors": None, "pytorch_model.bin": b"\x80\x02."}
 
 
@@ -101,6 +102,7 @@ PICKLE = {"model.safetensors": None, "pytorch_model.bin": b"\x80\x02."}
         ({"model_type": "transfo-xl"}, {}, "", "run `xl-export import"),
         ({"quantization_config": {"bits": 4}}, {}, "", "quantised weights are not read"),
         ({}, PICKLE, "", "has no model.safetensors, .* a pickle can run code"),
+        ({}, SHARDS, "", "places the tensor x in pytorch_model.bin, expected the name of a .safetensors"),
         ({"num_hidden_layers": 3}, {}, "", r"lacks backbone.layers.2.* and \d+ more, which Mamba"),
         ({"hidden_size": "wide"}, {}, "", "transformers .* cannot read"),
         ({}, {"tokenizer.json": b'{"kind": "byte"}'}, "", "is the vocabulary of a run"),
