@@ -159,6 +159,13 @@ def export_command(
     if not report.passed:
         verdict = "is written, but its check FAILED on this machine"
     lines = [f"{out} {verdict}: {spec.form} memory, {spec.rule}; {report.sentence}"]
+    if spec.original_difference is not None:
+        only = (
+            f", for texts of up to {spec.equals_up_to:,} tokens; it forgets the beginning of longer ones"
+            if spec.equals_up_to
+            else ""
+        )
+        lines.append(f"it agrees with the model's own loop to {spec.original_difference:.1e} nats{only}")
     stream = spec.bytes_per_stream, spec.fp32_bytes_per_stream
     stored = spec.memory_precision
     if isinstance(spec.measured, Measured):
@@ -188,6 +195,8 @@ def export_command(
         "bytes_per_stream": spec.bytes_per_stream,
         "measured": None if spec.measured is None else to_json(spec.measured),
         "concern": spec.concern,
+        "original_difference": spec.original_difference,
+        "equals_up_to": spec.equals_up_to,
         "not_compared": list(spec.not_compared),
         "check": report.to_json(),
         "triton": str(model) if model else None,
