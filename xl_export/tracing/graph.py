@@ -26,7 +26,7 @@ from xl_export.tracing.progress import stage
 from xl_export.tracing.refusal import noted_guards, why
 from xl_export.tracing.ring import translations
 from xl_export.tracing.session import HIDDEN, GraphStep, OutputLayer
-from xl_export.tracing.views import drop_softplus_thresholds, join_views
+from xl_export.tracing.views import drop_softplus_thresholds, join_views, multiply_windows
 
 SHORTEST = 8  # tokens, where a segment of the rule has two
 SLOW = (
@@ -137,6 +137,7 @@ def _traced(step: GraphStep, spec: Spec, tokens: int | None) -> ir.Model:
         model = _as_onnx(program, spec)
     _forget_this_machine(model, spec)
     drop_softplus_thresholds(model.graph)
+    multiply_windows(model.graph)
     join_views(model.graph)
     _name(model, spec, tokens)
     _read_sizes_of_tokens(model.graph, memory=len(spec.state))
