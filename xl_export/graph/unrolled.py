@@ -8,6 +8,7 @@ repeated for each token. Of a Mamba, only its two recurrences remain: all matric
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -41,6 +42,7 @@ def unrolled(model: ir.Model, count: int, roles: Roles) -> ir.Model:
     Inputs, outputs and their shapes are not named again.
     """
     _read_rows_of(model.graph, roles.timed[0])
+    _hide_by_factors(model.graph.inputs[len(model.graph.inputs) - roles.memory :])
     _Unrolling(model.graph, count, roles).rewrite()
     model.graph.sort()
     return model
@@ -68,6 +70,44 @@ def _read_rows_of(graph: ir.Graph, name: str) -> None:
         graph.insert_before(node, joined)
         node.outputs[0].replace_all_uses_with(joined.outputs[0])
         graph.remove(node, safe=True)
+
+
+def _hide_by_factors(memory: Sequence[ir.Value]) -> None:
+    """Lets (c ? h : 0) a, where h is from the memory, be h (c ? a : 0), of which the last part need not wait.
+
+    It is the same for a memory without NaN and infinities, and no other may be fed.
+    """
+    for past in memory:
+        hidden = _only_reader(past, "Where")
+        product = hidden and _only_reader(hidden.outputs[0], "Mul")
+        if not (hidden and product and hidden.inputs[1] is past):
+            continue
+        zero = None if hidden.inputs[2] is None else hidden.inputs[2].const_value
+        other = 1 - list(product.inputs).index(hidden.outputs[0])
+        if zero is None or zero.numpy().any() or product.inputs[other] is hidden.outputs[0]:
+            continue
+        factor = ir.node("Where", [hidden.inputs[0], product.inputs[other], hidden.inputs[2]])
+        product.append(factor)  # nodes are sorted at the end
+        factor.outputs[0].shape = _broadcast(hidden.inputs[0], product.inputs[other])
+        product.replace_input_with(other, factor.outputs[0])
+        product.replace_input_with(1 - other, past)
+
+
+def _broadcast(*values: ir.Value | None) -> ir.Shape | None:
+    """The shape of an elementwise result; None if a shape is unknown."""
+    shapes = [value.shape for value in values if value is not None and value.shape is not None]
+    if len(shapes) < len(values):
+        return None
+    sizes = [
+        next((size for size in each if size != 1), 1)
+        for each in itertools.zip_longest(*(reversed(list(shape)) for shape in shapes), fillvalue=1)
+    ]
+    return ir.Shape(sizes[::-1])
+
+
+def _only_reader(value: ir.Value, kind: str) -> ir.Node | None:
+    readers = [node for node, _ in value.uses()]
+    return readers[0] if len(readers) == 1 and readers[0].op_type == kind else None
 
 
 class _Unrolling:
