@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -74,6 +75,16 @@ class _State:
             getattr(layers[self.layer], self.name)[self.index] = value
 
 
+class _Outputs(SimpleNamespace):
+    """What a model without its output layer returns; what this lacks is None."""
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+    def __getitem__(self, index: int) -> Any:
+        return list(vars(self).values())[index]
+
+
 class _FromTransformers(nn.Module):
     def __init__(self, model: Any, window: int | None) -> None:
         super().__init__()
@@ -118,14 +129,21 @@ class _FromTransformers(nn.Module):
                 past = torch.where(goes_on.reshape(-1, *[1] * (past.ndim - 1)), past, 0.0)
             state.write(cache.layers, past)
         with _traceable(self.model):
-            answer = self.model(
+            answer = self.model.base_model(
                 tokens,
                 attention_mask=self._masks(positions),
                 position_ids=positions.clamp(min=0),
                 cache=cache,
                 use_cache=True,
             )
-        return answer.logits, [state.read(cache.layers) for state in self._states]
+        return answer.last_hidden_state, [state.read(cache.layers) for state in self._states]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [N, V] of hidden states [N, D], by what the model's own `forward` does with them."""
+        given = _Outputs(last_hidden_state=hidden[None])
+        with mock.patch.object(self.model.base_model, "forward", return_value=given):
+            logits: Tensor = self.model(torch.zeros(1, 1, dtype=torch.int64)).logits[0]
+        return logits
 
     def original(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
         """The model's own loop, as `generate` runs it: a prompt at once, and then token by token.

@@ -23,8 +23,8 @@ from runtimes.contract.spec import Spec
 from xl_export.artefact.validate import AnyReference, answers_of, asked, chained_segments
 from xl_export.tracing.module import INPUT, LOGITS, OUTPUT, Input, ModuleStep
 
-# The outputs for the next tokens [1, n] of a stream, as `step` returns them, and the state after them. The
-# state None begins a stream.
+# The outputs for the next tokens [1, n] of a stream, as `step` returns them or, for its hidden state, logits,
+# and the state after them. The state None begins a stream.
 Original = Callable[[Any, Any], tuple[Any, Any]]
 
 
@@ -121,7 +121,8 @@ class OriginalStreams:
             if isinstance(outputs, Tensor):
                 outputs = {LOGITS if self._spec.language_model else OUTPUT: outputs}
             for name, output in outputs.items():
-                x = self._step.logits(output) if self._spec.language_model else output
+                hidden = self._spec.language_model and output.shape[2] != self._spec.model.vocab_size
+                x = self._step.logits(output) if hidden else output
                 pieces.setdefault(name, []).append((x if name in self._timed else x[:, None]).numpy())
         return {name: np.concatenate(parts, axis=1) for name, parts in pieces.items()}
 
