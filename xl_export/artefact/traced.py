@@ -278,10 +278,12 @@ def fixed_tokens(
             f"rows is {rows}, and a vocabulary of {spec.model.vocab_size} tokens needs a graph whose sizes "
             "vary; leave rows out."
         )
+    fix = "leave tokens out"
     if tokens is None:
         if step_tokens is None or step_tokens >= T:
             return ()
         tokens = (1, T)
+        fix = f"give a rule with segment={step_tokens}"
     given = tokens if isinstance(tokens, Collection) else [tokens]
     if set(given) == {T} and (rows is not None or T == 1):
         return ()
@@ -299,12 +301,12 @@ def fixed_tokens(
     if not spec.rule.cuts_change_nothing:
         raise ConfigError(
             f"tokens is {_listed(counts)}, so a session cuts steps, and under the mask {spec.rule.mask} the "
-            "answers depend on the cuts; give the mask same-length, or leave tokens out."
+            f"answers depend on the cuts; give the mask same-length, or {fix}."
         )
     if spec.target == "tensorrt" or spec.storage != "external":
         other = "target is tensorrt" if spec.target == "tensorrt" else f"storage is {spec.storage}"
         raise ConfigError(
-            f"tokens is {_listed(counts)} and {other}, which has one graph; leave one of them out."
+            f"tokens is {_listed(counts)} and {other}, which has one graph; leave one of them out, or {fix}."
         )
     return counts
 
