@@ -212,8 +212,11 @@ class TrainConfig:
             )
         for name, pairs in (("mem_len", self.mem_len_schedule), ("segment", self.segment_schedule)):
             self._check_schedule(name, pairs)
-            for _, length in pairs:  # raises if a length is not possible
-                dataclasses.replace(self.training, **{name: length})  # type: ignore[arg-type]
+            try:
+                for _, length in pairs:
+                    dataclasses.replace(self.training, **{name: length})  # type: ignore[arg-type]
+            except ConfigError as error:
+                raise ConfigError(f"{name}_schedule: {error}") from None
         self._check_schedule("empty_memory", self.empty_memory_schedule)
         longest = self.longest.mem_len
         if self.model.span and self.model.span.maximum > longest:
