@@ -476,7 +476,8 @@ def test_streams_without_a_state_folder_are_said_to_end(
     with keeping(None) as server, opening(browsers) as open_at:
         page = open_at(f"{server.at}/", link="text=The cat&tokens=5")
         page.until("document.getElementById('streams-note').textContent.includes('until this server stops')")
-        page.until("document.getElementById('status').textContent.startsWith('0 generating, 0 reading, 0 ')")
+        shown = "/^0 generating, 0 reading, 0 waiting\\s*\\d+ streams?, \\d+ in memory/"
+        page.until(f"{shown}.test(document.getElementById('status').textContent)")
         page.leave()
 
 

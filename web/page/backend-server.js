@@ -144,17 +144,18 @@ class ServerBackEnd {
   }
 
   async status() {
-    const { models, streams_survive: lasting } = await json("v1/server");
-    const figures = models[this.model];
-    if (!figures) throw new Refusal(`The server has no model ${this.model} any more; load the page again.`);
-    const { rows_decoding, rows_prompt, num_requests_waiting: waiting, streams } = figures;
+    const { models, streams, streams_survive: lasting } = await json("v1/server");
+    const metrics = models[this.model];
+    if (!metrics) throw new Refusal(`The server has no model ${this.model} any more; load the page again.`);
+    const { rows_decoding, rows_prompt, num_requests_waiting: waiting } = metrics;
+    const kept = streams.streams;
     return {
       lines: [
         `${rows_decoding} generating, ${rows_prompt} reading, ${waiting} waiting`,
-        `${streams} ${streams === 1 ? "stream" : "streams"}, ${figures.streams_in_memory} in memory`,
+        `${kept} ${kept === 1 ? "stream" : "streams"}, ${streams.streams_in_memory} in memory`,
       ],
       note: lasting
-        ? "A saved file continues wherever this model is served with the same key file."
+        ? "A saved file continues wherever this model is served."
         : "Streams and saved files last until this server stops. Start it with --state FOLDER to keep them.",
     };
   }

@@ -1,5 +1,6 @@
 /** Feeds tokens of any number to a stream, in segments; and how surprising each of them was. */
 import { XLExportError, refuseStopped, shown } from "./errors.js";
+import { TABLES } from "./format-tables.js";
 import { logSumExp } from "./text/sampler.js";
 
 const FIRST_TOKENS = 16; // tokens of the first segment of a long text, from which its speed is known
@@ -22,7 +23,8 @@ const PAUSE_AFTER_MS = 12; // milliseconds of work, so that a page stays respons
 export async function feed(stepper, tokens, memory, { signal, targets, each } = {}) {
   const { segment: longest, mask } = stepper.spec.rule;
   const pause = pauses();
-  let length = mask === "same-length" ? Math.min(FIRST_TOKENS, longest) : longest;
+  const freely = TABLES.cuts_change_nothing[mask];
+  let length = freely ? Math.min(FIRST_TOKENS, longest) : longest;
   // What follows an earlier token is no answer to a text that is stopped or fails before its end.
   if (tokens.length) memory.last = null;
   for (let at = 0; at < tokens.length;) {
@@ -38,7 +40,7 @@ export async function feed(stepper, tokens, memory, { signal, targets, each } = 
       each?.(answers, at, row.length);
     });
     at += row.length;
-    if (mask === "same-length") length = nextLength(length, performance.now() - began, longest);
+    if (freely) length = nextLength(length, performance.now() - began, longest);
     await pause();
   }
 }
