@@ -146,7 +146,7 @@ class Scoring:
     def __init__(self, rows: list[Row], each: bool, model: Model, request: RequestContext) -> None:
         self._each = each
         self._model = model
-        self._exchange = request
+        self._request = request
         self._owner = request.owner
         vocab = model.session.vocab
         self._texts = [_Text(row, TokenLog(vocab, row.stream[:0], shown=True, top=0)) for row in rows]
@@ -178,7 +178,7 @@ class Scoring:
                     waiting += self._after(task, answer.state)
                     while waiting and mailbox.running < at_once:
                         mailbox.submit(waiting.pop())
-        self._exchange.note.update(model=self._model.name, texts=len(self._texts), prompt_tokens=self._tokens)
+        self._request.note.update(model=self._model.name, texts=len(self._texts), prompt_tokens=self._tokens)
         size = size_of_tokens(len(self._texts) + (self._tokens if self._each else 0))
         return of_json(await off_loop(size, self._document))
 
