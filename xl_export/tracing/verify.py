@@ -491,10 +491,13 @@ def _memory_counts(streams: _Streams) -> None:
     # A token more than the memory needs to be filled, or to move: a token may reach a tensor, or an answer,
     # only after M others. A memory that moves a segment at a time also holds an unfinished segment.
     N = max(streams.rule.mem_len, streams.step_of.moves_every or 0) + 1
-    text = streams.random_text(streams.rows, N)
-    before = streams.start()
-    memories = [streams.feed(each, streams.cut(N))[1] for each in (text, text.changed())]
-    for number, (old, *new) in enumerate(zip(before, *memories, strict=True)):
+
+    def memories(count: int) -> list[tuple[Tensor, ...]]:
+        text = streams.random_text(streams.rows, count)
+        return [streams.feed(each, streams.cut(count))[1] for each in (text, text.changed())]
+
+    full = memories(N)
+    for number, (old, *new) in enumerate(zip(streams.start(), *full, strict=True)):
         # A tensor that counts tokens is the same after every text, but not the one that was given.
         if old.numel() and all(bool(x.eq(old).all()) for x in new):
             raise ArtefactError(
@@ -502,12 +505,15 @@ def _memory_counts(streams: _Streams) -> None:
                 "after the segment, not the one before it."
             )
     following = streams.tokens[ALL, T : 2 * T]
-    answers = [streams.feed(following, [T], memory, first=N)[0] for memory in memories]
-    if not _differ(answers[0].values(), answers[1].values()):
-        raise ArtefactError(
-            f"the answers of {streams.name} do not depend on its memory; read the memory in `step`, or start "
-            "none."
-        )
+    for count in (N, N - 1):  # a policy may forget everything after N tokens, at the end of an episode
+        kept = full if count == N else memories(count)
+        answers = [streams.feed(following, [T], memory, first=count)[0] for memory in kept]
+        if _differ(answers[0].values(), answers[1].values()):
+            return
+    raise ArtefactError(
+        f"the answers of {streams.name} do not depend on its memory; read the memory in `step`, or start "
+        "none."
+    )
 
 
 def _restarts(streams: _Streams) -> None:

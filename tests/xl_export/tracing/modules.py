@@ -134,6 +134,13 @@ class Gru(nn.Module):
         return self.out(h), [h[:, -1]]
 
 
+class Episodes(Gru):
+    """Forgets everything after M + 1 tokens, as TorchRL's transformer does."""
+
+    def step(self, tokens: Tensor, positions: Tensor, memory: Memory) -> Result:
+        return super().step(tokens, torch.where(positions < 0, positions, positions % (M + 1)), memory)
+
+
 class Lstm(nn.Module):
     """PyTorch's own recurrent cell, token by token: its memory is two states [B, D]."""
 

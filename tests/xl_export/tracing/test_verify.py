@@ -38,6 +38,11 @@ def test_right_modules_pass_and_their_form_is_recognised(kind: type[nn.Module], 
     assert check_module(step, RULE, found) == ()
 
 
+def test_a_policy_may_forget_everything_at_the_end_of_an_episode() -> None:
+    rule = MemoryRule(mem_len=modules.M, segment=1)
+    assert check_module(ModuleStep(modules.Episodes().eval()), rule, "own") == ()
+
+
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
