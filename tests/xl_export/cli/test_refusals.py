@@ -126,6 +126,7 @@ EXPORT = [
     ("export copy --out out", "vocab.json 256", {"copy/vocab.json": '{"kind": "byte"}'}),
     ("export copy --out out", "copy run", {"copy/config.json": None}),
     *((f"export {{run}} --out out {options}", names) for options, names in (
+        ("--window 9", "--window Hugging"),
         ("--text text.txt", "text precision"),
         # engines
         ("--target tensorrt --precision int8-stored", "int8-stored target"),
