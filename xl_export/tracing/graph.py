@@ -22,11 +22,12 @@ from xl_export.graph.ops import IR_VERSION, TYPES, constant, quiet, remove_unuse
 from xl_export.graph.unrolled import Roles, unrolled
 from xl_export.tracing import recurrent
 from xl_export.tracing.module import LOGITS, ModuleStep
+from xl_export.tracing.products import multiply_convolutions, order_products, put_constants_last
 from xl_export.tracing.progress import stage
 from xl_export.tracing.refusal import noted_guards, why
 from xl_export.tracing.ring import translations
 from xl_export.tracing.session import HIDDEN, GraphStep, OutputLayer
-from xl_export.tracing.views import drop_softplus_thresholds, join_views, multiply_windows
+from xl_export.tracing.views import drop_softplus_thresholds, join_views
 
 SHORTEST = 8  # tokens, where a segment of the rule has two
 SLOW = (
@@ -137,7 +138,9 @@ def _traced(step: GraphStep, spec: Spec, tokens: int | None) -> ir.Model:
         model = _as_onnx(program, spec)
     _forget_this_machine(model, spec)
     drop_softplus_thresholds(model.graph)
-    multiply_windows(model.graph)
+    multiply_convolutions(model.graph)
+    put_constants_last(model.graph)
+    order_products(model.graph)
     join_views(model.graph)
     _name(model, spec, tokens)
     _read_sizes_of_tokens(model.graph, memory=len(spec.state))

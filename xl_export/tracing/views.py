@@ -1,5 +1,4 @@
-"""Removes operators of a traced step that only change the shape of a tensor, and others that cost more than
-they have to.
+"""Removes operators of a traced step that only change the shape of a tensor.
 
 A module that computes one token adds and removes axes of size 1 all the time, and in a small model each
 operator costs as much as its arithmetic.
@@ -31,11 +30,11 @@ def join_views(graph: ir.Graph) -> None:
         source, out = node.inputs[0], node.outputs[0]
         assert source is not None
         root = roots.get(source, source)
-        sizes = _sizes(out)
+        sizes = sizes_of(out)
         if sizes is None or 0 in sizes or len([size for size in sizes if isinstance(size, str)]) > 1:
             continue
         roots[out] = root
-        same = root if sizes == _sizes(root) else made.get((root, sizes))
+        same = root if sizes == sizes_of(root) else made.get((root, sizes))
         if same is not None and out not in graph.outputs:
             out.replace_all_uses_with(same)
         elif source is not root or node.op_type in ("Transpose", "Gather"):
@@ -53,14 +52,14 @@ def join_views(graph: ir.Graph) -> None:
 def _is_view(node: ir.Node) -> bool:
     if node.op_type in ("Squeeze", "Unsqueeze", "Reshape"):
         return True
-    sizes = _sizes(node.inputs[0]) if node.inputs else None
+    sizes = sizes_of(node.inputs[0]) if node.inputs else None
     if sizes is None:
         return False
     if node.op_type == "Transpose":
         moved = [axis for axis in node.attributes.get_ints("perm") if sizes[axis] != 1]
         return moved == sorted(moved)
     if node.op_type == "Gather":
-        index = _constant(node.inputs[1])
+        index = constant_of(node.inputs[1])
         axis = node.attributes.get_int("axis", 0)
         return index is not None and index.ndim == 0 and sizes[axis] == 1
     return False
@@ -74,63 +73,16 @@ def drop_softplus_thresholds(graph: ir.Graph) -> None:
         above, _, soft = (value and value.producer() for value in node.inputs)
         if not (above and above.op_type == "Greater" and soft and soft.op_type == "Softplus"):
             continue
-        limit = _constant(above.inputs[1])
+        limit = constant_of(above.inputs[1])
         if node.inputs[1] is above.inputs[0] is soft.inputs[0] and limit is not None and (limit >= 20).all():
             node.outputs[0].replace_all_uses_with(soft.outputs[0], replace_graph_outputs=True)
 
 
-def multiply_windows(graph: ir.Graph) -> None:
-    """Computes the last value of each channel's convolution as a product and a sum.
-
-    A step of one token needs only that value, and ONNX Runtime convolves channel by channel: with 16 windows
-    of a Mamba of 130 million parameters, that took as long as all its matrices.
-    """
-    for node in list(graph):
-        readers = [reader for reader, _ in node.outputs[0].uses()]
-        if node.op_type != "Conv" or len(node.inputs) > 2 or len(readers) != 1:
-            continue
-        x, w = node.inputs
-        weights, sizes, last = _constant(w), _sizes(x), readers[0].outputs[0]
-        if weights is None or sizes is None or len(sizes) != 3 or readers[0].op_type != "Slice":
-            continue
-        assert x is not None
-        assert x.shape is not None
-        assert w is not None
-        channels, length = sizes[1:]
-        attributes = node.attributes
-        plain = not any(attributes.get_ints("pads", [0])) and _sizes(last) == (*sizes[:2], 1)
-        plain = plain and {*attributes.get_ints("strides", [1]), *attributes.get_ints("dilations", [1])} == {
-            1
-        }
-        if not plain or weights.shape[:2] != (channels, 1) or not _ends(readers[0], axis=2):
-            continue
-        K = weights.shape[2]
-        bounds = [
-            constant(graph, f"{last.name}.{name}", np.array([n]))
-            for name, n in (("start", length - K), ("end", length), ("axis", 2))
-        ]
-        window = ir.node("Slice", [x, *bounds])
-        product = ir.node("Mul", [window.outputs[0], constant(graph, f"{w.name}.window", weights[:, 0])])
-        total = ir.node("ReduceSum", [product.outputs[0], bounds[2]], {"keepdims": 1})
-        window.outputs[0].shape = product.outputs[0].shape = ir.Shape([*x.shape[:2], K])
-        total.outputs[0].type, total.outputs[0].shape = last.type, last.shape
-        graph.insert_before(readers[0], [window, product, total])
-        last.replace_all_uses_with(total.outputs[0], replace_graph_outputs=True)
-
-
-def _ends(node: ir.Node, *, axis: int) -> bool:
-    """Whether a Slice takes the last elements of an axis."""
-    start, end, axes, *steps = (_constant(value) for value in node.inputs[1:])
-    found = [x.tolist() for x in (start, axes) if x is not None]
-    step = all(x is not None and (x == 1).all() for x in steps)
-    return found == [[-1], [axis]] and end is not None and bool((end > 1 << 30).all()) and step
-
-
-def _constant(value: ir.Value | None) -> np.ndarray | None:
+def constant_of(value: ir.Value | None) -> np.ndarray | None:
     return value.const_value.numpy() if value is not None and value.const_value is not None else None
 
 
-def _sizes(value: ir.Value | None) -> Sizes | None:
+def sizes_of(value: ir.Value | None) -> Sizes | None:
     """The sizes of a tensor, names for those that vary; None if one is unknown."""
     if value is None or value.shape is None:
         return None

@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 
 from xl_export.graph.ops import Ops, remove_unused_nodes
-from xl_export.tracing.views import drop_softplus_thresholds, join_views, multiply_windows
+from xl_export.tracing.views import drop_softplus_thresholds, join_views
 
 Build = Callable[[Ops, ir.Value], ir.Value]
 
@@ -99,27 +99,3 @@ def test_softplus_needs_no_branch_where_it_rounds_to_its_input(limit: float, nod
     remove_unused_nodes(model)
     assert len(model.graph) == nodes
     np.testing.assert_array_equal(run(model, x), before)
-
-
-@pytest.mark.parametrize(
-    ("start", "end", "strides", "left"),
-    [(-1, 1 << 62, 1, 0), (0, 1, 1, 1), (-1, 1 << 62, 2, 1)],
-    ids=["last", "first", "every second"],
-)
-def test_only_the_last_value_of_a_convolution_is_a_product(
-    start: int, end: int, strides: int, left: int
-) -> None:
-    weights = np.random.default_rng(1).normal(size=(6, 1, 4)).astype(np.float32)
-
-    def convolution(op: Ops, x: ir.Value) -> ir.Value:
-        all_of_them = op.Conv(x, op.constant(weights), group=6, strides=[strides])
-        bounds = [op.constant(np.array([n])) for n in (start, end, 2, 1)]
-        return shaped(op.Slice(all_of_them, *bounds), "batch", 6, 1)
-
-    model = model_of(convolution, ("batch", 6, 6))
-    x = np.random.default_rng(0).normal(size=(3, 6, 6)).astype(np.float32)
-    before = run(model, x)
-    multiply_windows(model.graph)
-    remove_unused_nodes(model)
-    assert len([node for node in model.graph if node.op_type == "Conv"]) == left
-    np.testing.assert_allclose(run(model, x), before, atol=1e-5)
