@@ -88,9 +88,9 @@ def command_of(name: str) -> click.Command:
         *getattr(load_case(name), "OPTIONS", ()),
         option(
             "--config",
-            "The model: small, demo, tales, enwik8-base (some minutes), wt103-base or enwik8-large with "
-            "random weights; the folder of a run; or a JSON file, which is a run's config.json or has the "
-            "fields of a ModelConfig. --mem-len and --segment replace what it says.",
+            "The model: small, demo, tales, enwik8-base (some minutes), wt103-base, mamba-130m or "
+            "enwik8-large with random weights; the folder of a run; or a JSON file, which is a run's "
+            "config.json or has the fields of a ModelConfig. --mem-len and --segment replace what it says.",
             default="small",
             show_default=True,
         ),

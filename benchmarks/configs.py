@@ -82,6 +82,12 @@ CONFIGS = {
             ),
         ),
         BenchmarkConfig(
+            name="mamba-130m",  # for the case `mamba`, which has no heads
+            segment=1,
+            repeats=10,
+            model=ModelConfig(layers=24, d_model=768, heads=12, head_dim=64, d_ff=1536, vocab_size=50280),
+        ),
+        BenchmarkConfig(
             name="enwik8-large",
             segment=128,
             mem_len=3800,

@@ -10,6 +10,7 @@ import importlib.util
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -39,7 +40,7 @@ def feed_forward_width(model: ModelConfig, num_bytes: int) -> int:
 def write_model(path: Path, model: ModelConfig, num_bytes: int, *, context: int) -> None:
     """Writes a Llama of the sizes of the model with random weights in fp32.
 
-    Its tokens are numbers, so that each is an event of its own; three special ones come before them.
+    The special tokens come before those of the model.
     """
     import gguf
 
@@ -58,15 +59,7 @@ def write_model(path: Path, model: ModelConfig, num_bytes: int, *, context: int)
     writer.add_value_length(model.head_dim)
     writer.add_rope_dimension_count(model.head_dim)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(vocabulary)
-    writer.add_tokenizer_model("llama")
-    kinds = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL]
-    numbers = [f"\u2581{token}".encode() for token in range(model.vocab_size)]  # with a blank before each
-    writer.add_token_list([b"<unk>", b"<s>", b"</s>", *numbers])
-    writer.add_token_scores([0.0] * vocabulary)
-    writer.add_token_types([*kinds, *[gguf.TokenType.NORMAL] * model.vocab_size])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
+    add_numbers(writer, vocabulary)
     shapes = {"token_embd": (vocabulary, model.d_model), "output": (vocabulary, model.d_model)}
     for layer in range(model.layers):
         block = f"blk.{layer}."
@@ -86,6 +79,21 @@ def write_model(path: Path, model: ModelConfig, num_bytes: int, *, context: int)
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def add_numbers(writer: Any, vocabulary: int) -> None:
+    """Adds special tokens, and numbers, so that each token is an event of a server's stream."""
+    import gguf
+
+    kinds = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL]
+    numbers = [f"\u2581{token}".encode() for token in range(vocabulary - SPECIAL)]  # with a blank before each
+    writer.add_vocab_size(vocabulary)
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([b"<unk>", b"<s>", b"</s>", *numbers])
+    writer.add_token_scores([0.0] * vocabulary)
+    writer.add_token_types([*kinds, *[gguf.TokenType.NORMAL] * len(numbers)])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
 
 
 def serve(path: str, threads: int, streams: int, context: int) -> None:

@@ -21,6 +21,7 @@ from benchmarks.cases import (
     PACKAGES,
     growing_cache,
     load_case,
+    mamba,
     overhead,
     policy,
     precision,
@@ -111,6 +112,15 @@ def check_policy(rows: Rows, tiny: BenchmarkConfig) -> None:
         assert 0 < row["step_ms"]["median"] <= row["p99_ms"] <= row["step_ms"]["slowest"]
 
 
+def check_mamba(rows: Rows, tiny: BenchmarkConfig) -> None:
+    ours = [("artefact", "fp32"), ("artefact", "int8"), (mamba.PYTORCH, "fp32")]
+    assert values(rows[:3], "side", "precision") == ours
+    full, coarse, exact = (row["weight_bytes"] for row in rows[:3])
+    assert coarse < exact <= full
+    assert len(rows) == (3 if mamba.llama.missing() else 5)
+    assert {row["token_ms"]["repeats"] for row in rows} == {2}
+
+
 def check_training(rows: Rows, tiny: BenchmarkConfig) -> None:
     sides = [("fp32", 8), ("no memory", 0), ("bf16", 8), ("spans", 48), ("whole spans", 48)]
     assert values(rows, "side", "mem_len") == sides
@@ -138,6 +148,7 @@ SMALL: dict[str, tuple[tuple[object, ...], dict[str, Any], Check]] = {
     "overhead": (("--repeats", 3), {"PRECISIONS": ("fp32", "int4"), "OTHERS": (0, 1)}, check_overhead),
     "load": (("--repeats", 1), {}, check_load),
     "policy": (("--repeats", 5), {"WARMUP_STEPS": 2, "has_cpp": lambda: False}, check_policy),
+    "mamba": (("--repeats", 2), {"TURN_TOKENS": 2}, check_mamba),
     "training": (("--repeats", 1), {}, check_training),
     "serve": (
         ("--repeats", 1, "--only", "throughput", "--only", "overhead"),
@@ -145,7 +156,7 @@ SMALL: dict[str, tuple[tuple[object, ...], dict[str, Any], Check]] = {
         check_serve,
     ),
 }
-SLOW = ("policy", "serve", "training", "steps", "overhead")
+SLOW = ("policy", "mamba", "serve", "training", "steps", "overhead")
 NEED_A_COMPILER = ("latency", "growing-cache", "serve")
 
 
@@ -160,6 +171,8 @@ def test_a_case_is_measured(
         pytest.skip("there is no g++ here to build the fused operator with")
     options, constants, check = SMALL[name]
     case = load_case(name)
+    if hasattr(case, "unavailable") and (reason := case.unavailable()):
+        pytest.skip(reason)
     for constant, value in constants.items():
         monkeypatch.setattr(case, constant, value)
     plot = tmp_path / "plot.svg"
@@ -344,6 +357,14 @@ def test_a_wrong_policy_is_not_timed(tiny: BenchmarkConfig, monkeypatch: pytest.
     monkeypatch.setattr(policy, "_growing_step", lambda *_: lambda observation: np.ones(4, np.float32))
     with pytest.raises(ArtefactError, match="growing window differs from PyTorch"):
         policy._compare(right, Path(), tiny.mem_len)
+
+
+def test_a_wrong_mamba_is_not_timed() -> None:
+    right = mamba._Stepped(lambda token, state: (np.array([0.5, 1.0, 2.0]), state))
+    wrong = mamba._Stepped(lambda token, state: (np.array([0.5, 1.0, 2.1]), state))
+    mamba.compare([right, right, wrong], ["fp32", "fp32", "int8"], 3)
+    with pytest.raises(ArtefactError, match="a side in fp32 differs from the artefact in fp32"):
+        mamba.compare([right, wrong], ["fp32", "fp32"], 3)
 
 
 class Recorder:
