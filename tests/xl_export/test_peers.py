@@ -224,7 +224,7 @@ def xlnet() -> Peer:
     return Peer(module, Stream(call, 1, [torch.zeros(M, 1, 16)] * 2), 1)
 
 
-WINDOW = 64  # tokens, more than a stream of the tests has
+WINDOW = 112  # tokens, more than a stream of the tests has
 SMALL = {"vocab_size": V, "hidden_size": 16, "num_hidden_layers": 2}
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "intermediate_size": 32}
 EXPERTS = {"num_experts_per_tok": 1, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
@@ -259,7 +259,7 @@ def hugging_face(family: str, window: int | None = None, *, config: str = "", **
         return y, (cache, seen + 1)  # it is updated in place
 
     module: Any = from_transformers(net, window)
-    return Peer(module, Stream(call, 1), 1, mem_len=module.mem_len, moves=True)
+    return Peer(module, Stream(call, 1), 3, mem_len=module.mem_len, moves=True)
 
 
 def rwkv() -> Peer:
