@@ -167,7 +167,7 @@ def _ours_and_pytorch(job: Job, model: Any) -> Iterator[_Named]:
     for precision in ("fp32", "int8"):
         job.say(f"tracing in {precision} and comparing with PyTorch")
         artefact = xl_export.trace(
-            module, job.folder / precision, vocab=vocab, rule=rule, rows=1, precision=precision
+            module, job.folder / precision, vocab=vocab, rule=rule, precision=precision
         )
         yield _Named(
             _Stepped(_artefact_step(artefact, job.threads)),

@@ -83,6 +83,7 @@ def order_products(graph: ir.Graph) -> None:
             for column, row in (node.inputs, node.inputs[::-1]):
                 if _is_outer(sizes_of(column), sizes_of(row)):
                     new.replace(new.value("MatMul", [column, row], sizes_of(node.outputs[0])))
+                    break
 
 
 @dataclass
@@ -116,6 +117,7 @@ class _Before:
 
     def replace(self, new: ir.Value) -> None:
         self.node.outputs[0].replace_all_uses_with(new, replace_graph_outputs=True)
+        self.graph.remove(self.node, safe=True)  # what it read may now have one reader
 
 
 def _depthwise(node: ir.Node) -> tuple[int, int]:
