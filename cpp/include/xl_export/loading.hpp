@@ -214,7 +214,7 @@ inline ort::Owned<OrtSession> make_session(const Bytes& graph, const Bytes* weig
   // Otherwise ONNX Runtime would tell the format from the first bytes.
   ort::check(ort::api().AddSessionConfigEntry(settings.get(), "session.load_model_format",
                                               ort_format ? "ORT" : "ONNX"));
-  // A single token is as fast without copies of the matrices in another order.
+  // One token of one row needs copies of the matrices in another order least.
   if (single) ort::check(ort::api().AddSessionConfigEntry(settings.get(), "session.disable_prepacking", "1"));
   if (weights) {
     const char* name = "weights.bin";
@@ -283,7 +283,7 @@ inline Loaded load(const std::filesystem::path& folder, const Options& options) 
       OnnxFile::verify(as_text(contents[name]), (folder / name).string(), "weights.bin");
       auto& session = loaded.shorter[tokens];
       session = make_session(contents[name], &loaded.weights, options, folder, false,
-                             tokens == 1 && spec.precision == "fp32");
+                             tokens == 1 && spec.fixed_rows == 1 && spec.precision == "fp32");
       verify_signatures(loaded, session.get(), tokens, folder / name);
     }
     if (options.provider != Provider::cpu) loaded.weights = Bytes();
