@@ -14,6 +14,7 @@ class FromLogits:
     """`predict`, `score` and `paths` of a session that has a `step`."""
 
     paths = None
+    spec = None
     pads_right = True
 
     def predict(

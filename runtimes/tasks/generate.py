@@ -246,8 +246,14 @@ def feed(
     lengths: how many tokens each row has; the others are padding. A row without any has NaN.
     """
     if lengths is None or (lengths == tokens.shape[1]).all():
+        # A large vocabulary's logits are computed only if they are asked for.
+        selective = session.spec is not None and session.spec.model.selective
         for at in range(0, tokens.shape[1], session.rule.segment):
-            logits, _ = session.predict(tokens[:, at : at + session.rule.segment], memory)
+            piece = tokens[:, at : at + session.rule.segment]
+            if selective and at + session.rule.segment < tokens.shape[1]:
+                session.score(piece, np.full_like(piece, -1), memory)
+            else:
+                logits, _ = session.predict(piece, memory)
         return logits
     logits = np.full((len(tokens), session.vocab.size), np.nan, np.float32)
     for at in range(0, tokens.shape[1], session.rule.segment):

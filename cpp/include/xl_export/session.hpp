@@ -128,8 +128,13 @@ class Session {
                   "batch.");
     const auto segment = static_cast<std::size_t>(spec().segment);
     std::vector<float> logits;
-    for (std::size_t at = 0; at < tokens.size(); at += segment)
-      logits = predict(tokens.part(at, std::min(segment, tokens.size() - at)), memory);
+    for (std::size_t at = 0; at < tokens.size(); at += segment) {
+      const auto piece = tokens.part(at, std::min(segment, tokens.size() - at));
+      const bool more = at + segment < tokens.size();
+      // A large vocabulary's logits are computed only if they are asked for.
+      if (spec().selective && more) advance(piece, {}, memory, Wanted::none);
+      else logits = predict(piece, memory);
+    }
     return logits;
   }
 

@@ -159,7 +159,7 @@ def test_an_empty_memory_changes_no_answer(sessions: dict[str, Session]) -> None
 def test_logits_that_are_not_finite_end_in_one_sentence() -> None:
     session = Recital([0], CharVocab.build("ab"))
     broken = SimpleNamespace(
-        **vars(session), start=session.start, predict=lambda t, m: (np.full((1, 2), np.nan), m)
+        **vars(session), spec=None, start=session.start, predict=lambda t, m: (np.full((1, 2), np.nan), m)
     )
     with pytest.raises(UserError, match="not finite"):
         list(generate(broken, "a", max_tokens=2))  # type: ignore[arg-type]
