@@ -88,6 +88,7 @@ def _hide_by_factors(memory: Sequence[ir.Value]) -> None:
             continue
         factor = ir.node("Where", [hidden.inputs[0], product.inputs[other], hidden.inputs[2]])
         product.append(factor)  # nodes are sorted at the end
+        factor.outputs[0].type = product.outputs[0].type
         factor.outputs[0].shape = _broadcast(hidden.inputs[0], product.inputs[other])
         product.replace_input_with(other, factor.outputs[0])
         product.replace_input_with(1 - other, past)

@@ -23,24 +23,22 @@ def decaying() -> ir.Model:
     at = ir.val("at", dtype=ir.DataType.INT64, shape=ir.Shape(("batch", 1)))
     past = ir.val("past", dtype=ir.DataType.FLOAT, shape=ir.Shape(("batch", 4)))
 
-    def shaped(value: ir.Value, *sizes: str | int) -> ir.Value:
-        value.shape = ir.Shape(sizes)
+    def shaped(value: ir.Value, *sizes: str | int, dtype: ir.DataType = ir.DataType.FLOAT) -> ir.Value:
+        value.shape, value.dtype = ir.Shape(sizes), dtype
         return value
 
     matrix = op.constant(WEIGHTS)
     wide = shaped(
         op.MatMul(shaped(op.Squeeze(x, op.constant(np.array([1]))), "batch", 4), matrix), "batch", 4
     )
-    begun = shaped(op.Greater(at, op.constant(np.int64(0))), "batch", 1)
+    begun = shaped(op.Greater(at, op.constant(np.int64(0))), "batch", 1, dtype=ir.DataType.BOOL)
     hidden = shaped(op.Where(begun, past, op.constant(np.float32(0))), "batch", 4)
     kept = shaped(op.Mul(hidden, shaped(op.Sigmoid(wide), "batch", 4)), "batch", 4)
     present = shaped(op.Add(kept, wide), "batch", 4)
-    rows = shaped(op.Shape(past, start=0, end=1), 1)
-    sizes = shaped(op.Concat(rows, op.constant(np.array([1, 4])), axis=0), 3)
+    rows = shaped(op.Shape(past, start=0, end=1), 1, dtype=ir.DataType.INT64)
+    sizes = shaped(op.Concat(rows, op.constant(np.array([1, 4])), axis=0), 3, dtype=ir.DataType.INT64)
     y = shaped(op.Reshape(shaped(op.MatMul(present, matrix), "batch", 4), sizes), "batch", 1, 4)
     y.name, present.name = "y", "present"
-    for value in (y, present):
-        value.dtype = ir.DataType.FLOAT
     graph = ir.Graph(
         [x, at, past],
         [y, present],
@@ -72,6 +70,8 @@ def test_several_tokens_are_as_one_after_the_other() -> None:
     kinds = Counter(node.op_type for node in model.graph)
     assert (kinds["Where"], kinds["MatMul"], kinds["Sigmoid"]) == (1, 2, 1)
     assert kinds["Mul"] == kinds["Add"] == COUNT
+    # onnx_ir warns of a shape without a type.
+    assert all(value.type for node in model.graph for value in node.outputs if value.shape is not None)
     found, last = run(model, x=x, at=at, past=first)
     np.testing.assert_allclose(found, np.concatenate(ys, axis=1), atol=1e-6)
     np.testing.assert_allclose(last, past, atol=1e-6)
