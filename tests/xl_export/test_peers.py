@@ -251,7 +251,7 @@ def hugging_face(family: str, window: int | None = None, *, config: str = "", **
     net = getattr(transformers, f"{family}ForCausalLM")(given).eval()
     for weight in net.parameters():
         if weight.ndim > 1:
-            nn.init.normal_(weight, std=0.2)
+            nn.init.normal_(weight, std=0.15)
 
     def call(x: Tensor, state: Any) -> Any:
         cache, seen = copy.deepcopy(state) or (transformers.DynamicCache(config=given), 0)
