@@ -36,6 +36,7 @@ PYTORCH = "PyTorch"
 PROMPT_TOKENS = 32  # read before the comparison
 TURN_TOKENS = 16  # timed tokens of one turn of a side
 WARMUP_TOKENS = 2  # untimed ones before them
+CHECKED_TOKENS = 16  # the trace compares several times as many
 COMPARED_TOKENS = 10  # of llama.cpp: the likeliest ones
 TOLERANCES = {"fp32": 1e-3, "int8": 1.0, "Q8_0": 1.0}  # nats; another model is off by several
 
@@ -116,7 +117,6 @@ class _Named:
 
 def run(job: Job) -> Iterator[Row]:
     """A row for each side; nothing is timed before all of them agree. repeats: turns of each side."""
-    torch.set_num_threads(job.threads)
     model = random_model(job)
     sides = [*_ours_and_pytorch(job, model)]
     if missing := llama.missing():
@@ -125,6 +125,7 @@ def run(job: Job) -> Iterator[Row]:
         job.say(f"writing files for llama.cpp (xllamacpp {version('xllamacpp')})")
         sides += _llama_sides(job, model)
     compare([each.side for each in sides], [each.precision for each in sides], job.config.model.vocab_size)
+    torch.set_num_threads(job.threads)  # the trace uses all
     turns = job.repeats(job.config.repeats)
     job.say(f"timing {turns} turns of {TURN_TOKENS} tokens of each side")
     found: list[list[float]] = [[] for _ in sides]
@@ -162,7 +163,7 @@ def random_model(job: Job) -> Any:
 
 def _ours_and_pytorch(job: Job, model: Any) -> Iterator[_Named]:
     module: Any = from_transformers(model)
-    rule = xl_export.MemoryRule(mem_len=module.mem_len, segment=1)
+    rule = xl_export.MemoryRule(mem_len=CHECKED_TOKENS, segment=1)
     vocab = IdsVocab(job.config.model.vocab_size)
     for precision in ("fp32", "int8"):
         job.say(f"tracing in {precision} and comparing with PyTorch")
