@@ -19,7 +19,8 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "xl_export": (
         ("graph", "importers", "plots"),
         ("tracing",),
-        ("artefact", "tensorrt", "adapters"),
+        ("adapters",),
+        ("artefact", "tensorrt"),
         ("deployment", "web", "serve", "offline", "demo"),
         ("cli",),
     ),

@@ -322,13 +322,15 @@ export interface Spec {
   form: "ring" | "shift" | "hidden" | "own";
   /** The promises that a traced module does not keep; `spec.json` lacks the field if it keeps all. */
   without: string[];
-  /** The rows of every step, if they are fixed; without `fixed_tokens` it has exactly `rule.segment` tokens. */
+  /** The rows of every step, if they are fixed. Without `fixed_tokens`, its tokens are `rule.segment`. */
   fixed_rows?: number;
   /** If there are several graphs: the tokens of each. A step has 1 to `rule.segment` tokens. */
   fixed_tokens?: number[];
   moves_every?: number;
   /** About the first position at which a traced module has other answers to a text than near position 0. */
   drifts_from?: number;
+  /** The change of a traced module's answers if each weight is rounded once more; absent if it is small. */
+  rounding?: number;
   /** The largest difference of a traced module in fp32 from the original loop of its model. */
   original_difference?: number;
   /** The longest text, in tokens, for which a traced module whose memory was cut equals its model. */

@@ -161,7 +161,7 @@ def load_engine(folder: Path) -> tuple[EngineFacts, Spec]:
     spec = read_spec(folder / SPEC)
     if spec.identity != facts.artefact:
         raise ArtefactError(
-            f"{folder} was built from the artefact {facts.artefact:.12}, and its {SPEC} is of "
+            f"{folder} was built from the artefact {facts.artefact:.12}, and its {SPEC} is of the artefact "
             f"{spec.identity:.12}; {again}."
         )
     return facts, spec

@@ -21,22 +21,27 @@ InitialMemory = Literal["masked", "zeros"]
 class MemoryRule:
     """Memory length, segment length and mask (Dai et al. 2019, section 3.2 and Appendix B)."""
 
-    mem_len: Annotated[Size, Option("--mem-len", "The number of tokens remembered (M).")]
-    segment: Annotated[Positive, Option("--segment", "The largest number of tokens in one step (T).")]
+    mem_len: Annotated[
+        Size, Option("--mem-len", "The number of tokens remembered (M). Default: as in the run.")
+    ]
+    segment: Annotated[
+        Positive, Option("--segment", "The largest number of tokens in one step (T). Default: as in the run.")
+    ]
     mask: Annotated[
         Mask,
         Option(
             "--mask",
             "same-length: every token sees itself and the M tokens before it, so cutting a text into "
             "segments never changes a score. full: the first token of a segment sees M tokens and the last "
-            "one M + T - 1.",
+            "one M + T - 1. Default: as in the run.",
         ),
     ] = "same-length"
     clamp_len: Annotated[
         Positive | None,
         Option(
             "--clamp-len",
-            "Longer distances use the position vector of this one; null, or 0 as an option, for no clamp.",
+            "Longer distances use the position vector of this one; 0 is no clamp, which is null in JSON. "
+            "Default: as in the run.",
         ),
     ] = None
     initial_memory: Annotated[
@@ -44,7 +49,8 @@ class MemoryRule:
         Option(
             "--initial-memory",
             "What comes before the first token: nothing (masked), or M hidden states of zero that are "
-            "attended to, as in the TensorFlow and Hugging Face implementations (zeros).",
+            "attended to, as in the TensorFlow and Hugging Face implementations (zeros). Default: as in "
+            "the run.",
         ),
     ] = "masked"
     include_self: bool = True

@@ -22,7 +22,7 @@ import numpy as np
 from runtimes.base.errors import ArtefactError, ConfigError, StreamError
 from runtimes.base.files import Content
 from runtimes.base.folders import refuse_dataset, refuse_no_folder
-from runtimes.base.ranges import Range
+from runtimes.base.ranges import Range, counted
 from runtimes.base.records import Word, refuse_out_of_range, to_json
 from runtimes.base.sealed import (
     Count,
@@ -120,7 +120,7 @@ class Spec:
     answers: Answers = "exported"
     tolerance: float = 0.0
     """The largest difference in log-probability from the reference, in nats, that `check` lets pass. Like
-    `answers`, it follows from the precisions and the target: a file cannot choose its own.
+    `answers`, it follows from the precisions, the target and `rounding`: a file cannot choose its own.
     """
     mean_tolerance: float = 0.0
     """The same for the mean difference."""
@@ -254,7 +254,8 @@ class Spec:
         if not self.circular:
             return f"in {self.form} memory, unlike a ring, all rows of a step have the same number of tokens"
         if self.fixed_rows is not None:
-            return f"this artefact was traced for exactly {self.fixed_rows} rows that advance together"
+            rows = counted(self.fixed_rows, "row")
+            return f"this artefact was traced for exactly {rows} that advance together"
         for promise in self.without:
             if promise in ("unequal", "rows"):
                 return f"this artefact does not keep the promise `{promise}` ({PROMISES[promise]})"
@@ -311,6 +312,11 @@ class Spec:
         layout = layout_of(self.state, self.rule, self.form, vocab, moves_every=self.moves_every, heads=heads)
         identity = dataclasses.replace(self.memory_identity, layout=layout)
         return dataclasses.replace(self, memory_identity=identity)
+
+    @property
+    def only_whole_segments(self) -> bool:
+        """Whether every step must have `rule.segment` tokens."""
+        return "cuts" in self.without or (self.fixed_rows is not None and not self.fixed_tokens)
 
     def to_json(self) -> dict[str, Any]:
         """The contract as JSON."""
@@ -507,9 +513,8 @@ def read_spec(path: Path) -> Spec:
     vocab = [VOCAB] if spec.language_model else []
     needed = (*GRAPH_FILES[spec.storage], *spec.token_graphs.values(), *vocab, REFERENCE, ANSWERS)
     missing = [name for name in needed if name not in spec.files]
-    traced = (
-        spec.form == "own" or not spec.language_model or spec.without or spec.fixed_rows or spec.fixed_tokens
-    )
+    sizes = spec.fixed_rows or spec.fixed_tokens
+    traced = spec.form == "own" or not spec.language_model or spec.without or sizes or spec.rounding
     # The readers in C++ and JavaScript have the same rules.
     contradictions = {
         "its inputs, outputs, answers or tolerances do not follow from its model and precision": spec

@@ -124,8 +124,8 @@ class GraphSession(ABC):
             return self
         if rule.segment > own.segment:
             raise StreamError(
-                f"segment is {rule.segment}; this artefact takes at most {own.segment} per step: give a "
-                "smaller one, or export with a larger --segment."
+                f"segment is {rule.segment}; this artefact takes at most {own.segment} tokens per step: give "
+                "a smaller one, or export with a larger --segment."
             )
         name = "mem_len" if rule.mem_len != own.mem_len else "clamp_len"
         option = f"--{name.replace('_', '-')}"

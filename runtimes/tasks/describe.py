@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from runtimes.base.ranges import counted
 from runtimes.base.records import json_text
 from runtimes.contract.promises import PROMISES
 from runtimes.contract.sampling import Sampler
@@ -32,7 +33,9 @@ def summary_lines(facts: dict[str, Any], path: Path) -> list[str]:
         running = f"{_bytes(facts['running_bytes_per_stream'])} per stream"
         grows = "text" if vocabulary else "stream"
         lines.append(f"{memory}, {running}, however long the {grows} grows")
-        lines.append(f"precision   weights {facts['precision']}, memory {facts['memory_precision']}")
+        lossy = (facts["precision"], facts["memory_precision"]) != ("fp32", "fp32")
+        doubt = "; what they lose was not measured" if lossy and not facts["measured"] else ""
+        lines.append(f"precision   weights {facts['precision']}, memory {facts['memory_precision']}{doubt}")
     else:
         lines.append(memory)
     if vocabulary:
@@ -49,7 +52,7 @@ def summary_lines(facts: dict[str, Any], path: Path) -> list[str]:
     if rows or facts.get("fixed_tokens"):
         *fewer, most = map(str, facts["fixed_tokens"] or [facts["rule"]["segment"]])
         counts = f"{', '.join(fewer)} or {most}" if fewer else most
-        of = f"{rows} rows of " if rows else ""
+        of = f"{counted(rows, 'row')} of " if rows else ""
         lines.append(f"sizes       fixed: {of}{counts} tokens in every run of a graph")
     if count := facts.get("moves_every"):
         lines.append(f"moves       the memory moves when {count} tokens are complete")

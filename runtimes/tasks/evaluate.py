@@ -124,8 +124,7 @@ def checked_lanes(
     accepted = Range(1, session.rule.segment, whole=True)
     if segment not in accepted:
         raise StreamError(
-            f"segment is {segment}; this model takes {accepted.expected}: give a smaller one, or export with "
-            "a larger --segment."
+            f"segment is {segment}; expected {accepted.expected}, or export with a larger --segment."
         )
     tokens = np.asarray(tokens)
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":

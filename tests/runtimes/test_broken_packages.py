@@ -104,7 +104,7 @@ NEEDS = (
     f"eval {TINY} --text text.txt --ray local --work parts",
     f"serve {TINY}",
     "train tiny --out run",
-    "export run --out artefact",
+    "export . --out artefact",
     "import text.txt --describe",
     f"build {TINY} --out engine",
     f"recl {TINY} --text text.txt --lengths 4,8 --plot recl.png",

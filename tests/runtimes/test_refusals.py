@@ -102,6 +102,10 @@ TABLE: dict[str, tuple[Call, dict[str, Sequence[Any]]]] = {
         {"artefact": [""], "nowhere": ["nowhere"]},
     ),
     "Device": (lambda g, name, value: Device.parse(value), {"device": DEVICES}),
+    "a misspelt device": (
+        lambda g, name, value: Device.parse(value),
+        {"cuda was probably meant": ["gpu"], "tensorrt was probably meant": ["tensort", "trt"]},
+    ),
     "Sampler": (lambda g, name, value: Sampler(**{name: value}), DRAWING),
     "read_sampling": (
         lambda g, name, value: sampling(g, value),

@@ -106,7 +106,7 @@ def learn_vocab(
 
 
 def encode_file(path: Path, vocab: Vocab, mode: Documents, tick: Tick) -> Iterator[np.ndarray]:
-    """The ids of a file, in blocks. They are the ids of each document, encoded whole and by itself."""
+    """The ids of a file, in blocks. Each document is encoded whole and by itself."""
     if isinstance(vocab, ByteVocab) and mode == "file":  # takes any file, UTF-8 or not
         for block in read_blocks(path, tick):
             yield vocab.encode(block)

@@ -188,7 +188,7 @@ class LanguageModel(nn.Module):
                 if (layer < last if ahead == 1 else config.objective.second_target)
             }
         )
-        # A meta model has only shapes. To draw them PyTorch would load its compiler for seconds.
+        # A meta model has only shapes; drawing values for it would load PyTorch's compiler for seconds.
         if not any(parameter.is_meta for parameter in self.parameters()):
             self.reset_parameters()
 

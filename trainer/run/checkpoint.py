@@ -105,7 +105,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, 
         try:
             save_file(whole, temporary, {**(metadata or {}), SHA256: tensors_sha256(whole)})
             _sort_metadata(temporary)
-        except SafetensorError as error:  # how a full disk shows, but only here
+        except SafetensorError as error:  # safetensors raises it if the disk is full
             raise UserError(f"{path} could not be written: {error}; nothing was changed there.") from error
 
 

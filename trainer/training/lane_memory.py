@@ -29,7 +29,7 @@ class LaneMemory:
         return [pieces[0] for pieces in self._pieces]
 
     def last(self, lengths: Sequence[int] | None) -> list[Tensor]:
-        """The last tokens of the memory of each layer: `lengths` has how many for each; None is all."""
+        """The last tokens of the memory of each layer: as many as `lengths` says for each, or all."""
         if lengths is None:
             return self.whole()
         pairs = zip(self._pieces, lengths, strict=True)

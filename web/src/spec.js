@@ -98,7 +98,8 @@ export function readSampling(bytes, where) {
  * @param {any} spec whose fields have their types
  */
 function contradiction(spec) {
-  const { model, form, rule, storage, files, fixed_rows: rows, fixed_tokens: counts, without, rounding } = spec;
+  const { model, form, rule, storage, files, without, rounding } = spec;
+  const { fixed_rows: rows, fixed_tokens: counts } = spec;
   const { reaches, sublayers, layers, heads } = model;
   const facts = TABLES.forms[form];
   const own = facts.holds === "own";
@@ -107,7 +108,7 @@ function contradiction(spec) {
   const { inputs, outputs } = isLanguageModel(spec) ? languageModelTensors(model) : given;
   const state = stateTensors(spec);
   const after = state.map(({ present, dtype, shape }) => ({ name: present, dtype, shape }));
-  const traced = own || !isLanguageModel(spec) || without.length || rows || counts.length;
+  const traced = own || !isLanguageModel(spec) || without.length || rows || counts.length || rounding;
   const ascending = counts.every(
     (/** @type {number} */ n, /** @type {number} */ i) => !i || counts[i - 1] < n,
   );

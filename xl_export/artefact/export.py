@@ -78,12 +78,20 @@ def export(
 ) -> Path:
     """Writes the artefact of a run to the folder `out`, and returns that folder.
 
+    - exporter: `graph` writes the graph node by node; `trace` lets PyTorch trace the step.
+    - memory: the form of the memory; None is `ring` if the model and the target can have it.
     - rule: how much the artefact remembers, and which keys are visible. None is the run's own evaluation
       rule.
+    - target: the runtime of the graph: `onnxruntime`, `tensorrt` or `web`.
+    - precision, memory_precision: of the weights and of the memory. None is fp32, or fp16 for TensorRT.
+    - text: held-out text on which the loss of a lower precision is measured; None is the test text of the
+      run, or one that the model draws.
+    - rows, tokens: as in `xl_export.trace`, with exporter `trace`.
     - attention: `plugin` is what `--attention-as` calls node, and `native` what it calls operators.
     - storage: `external` writes the weights next to the graph, `single-file` into it, and `ort` writes both
       in ONNX Runtime's own format, for mobile (`xl_export/artefact/pack.py`).
-    - the others: as the options of `xl-export export`; see `ExportOptions`.
+
+    `ExportOptions` has the range of each, and what does not fit together.
 
     Every graph is compared with PyTorch before the folder appears, and PyTorch's answers become the
     reference. A graph that this machine cannot run, because the fused operator is not built or there is no

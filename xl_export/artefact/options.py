@@ -93,7 +93,7 @@ class ExportOptions:
         Option(
             "--rows",
             "With --exporter trace, or a model of Hugging Face: fix all sizes, as the accelerators of phones "
-            "need it. Each step has exactly this many rows of --segment tokens.",
+            "need it. Each step has exactly this many rows, of --segment tokens unless --tokens is given.",
         ),
     ] = None
     tokens: Annotated[
@@ -162,8 +162,8 @@ class ExportOptions:
         """
         if self.target == "web":
             raise ConfigError(
-                "--target web writes the graph with operators of WebGPU, and --exporter trace takes "
-                "PyTorch's own; leave one of them out."
+                "target is web, whose graph has operators of WebGPU, and a traced step has PyTorch's own; "
+                "give another target, which browsers compute in WebAssembly."
             )
         if self.attention:
             raise ConfigError(

@@ -79,7 +79,7 @@ class OriginalStreams:
     def _streams(self) -> AnyReference:
         spec = self._spec
         rows = spec.fixed_rows or (1 if "rows" in spec.without else 2)
-        whole = "cuts" in spec.without or (spec.fixed_rows is not None and not spec.fixed_tokens)
+        whole = spec.only_whole_segments
         if self._up_to is None:
             return asked(spec, chained_segments(spec.rule, whole=whole, counts=spec.fixed_tokens), rows)
         T = spec.rule.segment

@@ -48,17 +48,16 @@ def drawn_tokens(exact: GraphSession) -> np.ndarray | None:
     """A text int64 [N] that the model of a session draws with the probabilities that it gives.
 
     The mean loss on such a text estimates the divergence from `exact` over everything that the model writes.
-    None if the graph takes no single token of one stream.
+    None if the graph takes no single token.
     """
-    spec = exact.spec
-    whole = "cuts" in spec.without or (spec.fixed_rows is not None and not spec.fixed_tokens)
-    if (whole and spec.rule.segment > 1) or spec.fixed_rows not in (None, 1):
+    if exact.spec.only_whole_segments and exact.rule.segment > 1:
         return None
     chance = np.random.default_rng(0)
-    memory = exact.start(1)
+    rows = exact.spec.fixed_rows or 1  # equal ones
+    memory = exact.start(rows)
     tokens = [int(chance.integers(exact.vocab.size))]
     while len(tokens) <= DRAWN_TOKENS:
-        logits, memory = exact.predict(np.array([tokens[-1:]]), memory)
+        logits, memory = exact.predict(np.full((rows, 1), tokens[-1]), memory)
         tokens.append(int((logits[0] + chance.gumbel(size=exact.vocab.size)).argmax()))
     return np.array(tokens)
 
@@ -68,27 +67,32 @@ def measure(
 ) -> Measured | None:
     """Returns what the session `lowered` loses against `exact` on tokens [N], with sizes and times of both.
 
-    tokens: None measures on those that the model draws; the result is None if it cannot draw any. folders:
-    the folders of the two graphs, in the same order. Whole distributions are compared segment by segment.
+    tokens: None measures on those that the model draws. folders: the folders of the two graphs, in the same
+    order. Whole distributions are compared segment by segment. Returns None for a graph that takes only whole
+    segments, if there is not one.
     """
     drawn = tokens is None
     if tokens is None and (tokens := drawn_tokens(exact)) is None:
         return None
     V = exact.vocab.size
-    rule = exact.rule
-    length = max(1, min(rule.segment, MAX_LOGITS_HELD // V, len(tokens) - 1))
+    T = exact.rule.segment
+    whole = exact.spec.only_whole_segments
+    length = T if whole else max(1, min(T, MAX_LOGITS_HELD // V, len(tokens) - 1))
     # Large vocabularies are measured on fewer tokens: each costs a distribution over the vocabulary.
     most = len(tokens) - 1 if V * len(tokens) <= 64 * MAX_LOGITS_HELD else 64 * MAX_LOGITS_HELD // V
-    streams = [(session, session.start(1)) for session in (lowered, exact)]
+    if whole and not (most := most // T * T):
+        return None
+    rows = exact.spec.fixed_rows or 1  # equal ones
+    streams = [(session, session.start(rows)) for session in (lowered, exact)]
     nats = np.zeros(2)
     divergence = 0.0
     agreed = 0
     for at in range(0, most, length):
-        inputs = tokens[None, at : min(at + length, most)]
+        inputs = tokens[None, at : min(at + length, most)].repeat(rows, axis=0)
         targets = tokens[at + 1 : min(at + length, most) + 1]
         low, full = (_log_probs(session.step(inputs, memory)[0][0]) for session, memory in streams)
-        rows = np.arange(len(targets))
-        nats -= [low[rows, targets].sum(), full[rows, targets].sum()]
+        each = np.arange(len(targets))
+        nats -= [low[each, targets].sum(), full[each, targets].sum()]
         possible = full > -np.inf  # the others, as in a padded vocabulary, add nothing
         divergence += float((np.exp(full[possible]) * (full[possible] - low[possible])).sum())
         agreed += int((low.argmax(axis=1) == full.argmax(axis=1)).sum())
@@ -98,9 +102,9 @@ def measure(
             "without it."
         )
     for _, memory in streams:  # beyond this position the whole memory is visible
-        memory.positions[:] = max(int(memory.positions[0]), 1 << 20)
-    token = np.zeros((1, 1), np.int64)
-    seconds = _seconds(streams, lambda session, memory: session.predict(token, memory))
+        memory.positions[:] = max(int(memory.positions[0]), T << 20)
+    row = np.zeros((rows, T if whole else 1), np.int64)
+    seconds = _seconds(streams, lambda session, memory: session.predict(row, memory))
     sizes = _sizes(lowered.spec, folders)
     bits = nats / most / math.log(2)
     return Measured(
@@ -111,8 +115,8 @@ def measure(
         agreement=agreed / most,
         num_bytes=sizes[0],
         fp32_num_bytes=sizes[1],
-        seconds_per_token=seconds[0],
-        fp32_seconds_per_token=seconds[1],
+        seconds_per_token=seconds[0] / row.shape[1],
+        fp32_seconds_per_token=seconds[1] / row.shape[1],
         drawn=drawn,
     )
 

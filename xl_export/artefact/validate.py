@@ -63,7 +63,7 @@ def validate(graphs: Graphs, original: Session) -> AnyReference:
     T = spec.rule.segment
     rows = spec.fixed_rows or (1 if "rows" in spec.without else 2)
     # A cut would change answers, or the graph takes no other segments.
-    whole = "cuts" in spec.without or (spec.fixed_rows is not None and not spec.fixed_tokens)
+    whole = spec.only_whole_segments
 
     def compare(what: str, lengths: list[int], first: list[int], **options: Any) -> None:
         theirs = _fed(original, spec, lengths, first, **options)

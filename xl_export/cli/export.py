@@ -172,7 +172,9 @@ def export_command(
         lines.append(sentence(spec.precision, stored, spec.measured, stream=stream))
     elif spec.lossy:
         name = named(spec.precision, stored) + (f" ({per_stream(*stream)})" if stored != "fp32" else "")
-        lines.append(f"{name} is not measured: its steps take whole segments only")
+        lines.append(
+            f"{name} is not measured, because its steps take only whole segments; give a longer --text FILE"
+        )
     if spec.not_compared:
         lines.append(
             f"{', '.join(spec.not_compared)}: not compared with PyTorch, because this machine cannot run it; "

@@ -20,6 +20,7 @@ import numpy as np
 import onnx_ir as ir
 
 from runtimes.base.errors import ConfigError
+from runtimes.base.ranges import counted
 from runtimes.contract.spec import Spec
 from runtimes.contract.tensors import POSITIONS, TensorSpec
 from xl_export.graph.ops import TYPES, Ops, graph_input
@@ -69,8 +70,8 @@ def sequence_graph(model: ir.Model, spec: Spec) -> SequenceGraph:
         )
     if spec.fixed_rows is not None:
         raise ConfigError(
-            f"the artefact was traced for exactly {spec.fixed_rows} rows, and Triton Inference Server steps "
-            "a varying number of streams; trace it without `rows`."
+            f"the artefact was traced for exactly {counted(spec.fixed_rows, 'row')}, and Triton Inference "
+            "Server steps a varying number of streams; trace it without `rows`."
         )
     dropped = {POSITIONS, "logit_rows"}
     inputs = [fact for fact in spec.signature[0] if fact.name not in dropped]

@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse, Response
 from runtimes.base.errors import ConfigError, UserError
 from runtimes.base.files import writing
 from runtimes.base.ranges import POSITIVE, Range
-from runtimes.base.records import from_json
+from runtimes.base.records import from_json, refuse_out_of_range
 from runtimes.sessions.open import open_session
 from xl_export.serve.core.settings import EngineSettings, Queue, Rows
 from xl_export.serve.http.base.errors import RefusedError, refusal_of
@@ -62,6 +62,7 @@ class Deployment:
     """Bytes of streams that each replica keeps in RAM."""
 
     def __post_init__(self) -> None:
+        refuse_out_of_range(self)
         if self.most_replicas is not None and self.most_replicas < self.replicas:
             raise ConfigError(
                 f"most_replicas is {self.most_replicas} and replicas, the fewest, is {self.replicas}; give "

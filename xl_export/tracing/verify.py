@@ -362,8 +362,9 @@ def _rounding(streams: _Streams) -> float:
     text = streams.before + streams.tokens
     lengths = streams.cut(len(text))
     right = streams.feed(text, lengths)[0]
-    weights = [x for x in streams.module.parameters() if x.is_floating_point()]
-    kept = [x.detach().clone() for x in weights]
+    # `data`, because what checks the module afterwards takes a change in place for one of the step.
+    weights = [x.data for x in streams.module.parameters() if x.is_floating_point()]
+    kept = [x.clone() for x in weights]
     worst = 0.0
     chance = torch.Generator().manual_seed(0)
     try:

@@ -1,4 +1,4 @@
-// Draws the next token from logits. The random numbers are NumPy's default_rng([seed, row]), so the
+// Draws the next token from logits. The random numbers are those of NumPy's default_rng([seed, row]), so the
 // same seed draws the same tokens as the Python package from the same logits.
 #ifndef XL_EXPORT_SAMPLER_HPP
 #define XL_EXPORT_SAMPLER_HPP

@@ -285,7 +285,7 @@ class Session {
     return outputs;
   }
 
-  // The same for a step that no graph has the tokens of.
+  // The same for a step whose number of tokens has no graph.
   Arrays stepped_in_pieces(const Arrays& inputs, std::size_t length, Memory& memory) const {
     const auto batch = static_cast<std::size_t>(memory.batch());
     Arrays outputs;
@@ -413,7 +413,7 @@ class Session {
     return answers;
   }
 
-  // The same for a step that no graph has the tokens of.
+  // The same for a step whose number of tokens has no graph.
   Answers advanced_in_pieces(View<std::int64_t> tokens, View<std::int64_t> targets, std::size_t length,
                              Memory& memory, Wanted wanted) const {
     const auto batch = static_cast<std::size_t>(memory.batch());

@@ -345,11 +345,13 @@ inline Tensors refuse_contradictions(const Spec& spec, const json::Value& docume
          "its inputs or outputs do not follow from its model");
   const double roundings = table("roundings").number();
   const json::Value& limits = table("limits").at(spec.precision + " " + memory_precision + " " + spec.target);
-  refuse(document.at("answers").text != limits.items[0].text || spec.tolerance != std::max(limits.items[1].number(), roundings * spec.rounding) ||
+  refuse(document.at("answers").text != limits.items[0].text ||
+             spec.tolerance != std::max(limits.items[1].number(), roundings * spec.rounding) ||
              spec.mean_tolerance != std::max(limits.items[2].number(), spec.rounding),
          "its answers or tolerances do not follow from its precision");
   const std::vector<json::Value>& counts = document.at("fixed_tokens").items;
-  refuse(graph && (own || !words || !spec.without.empty() || spec.fixed_rows || !counts.empty()),
+  const bool sizes = spec.fixed_rows || !counts.empty();
+  refuse(graph && (own || !words || !spec.without.empty() || sizes || spec.rounding > 0),
          "its graph was written, and has what only traced ones have");
   const bool ascending = counts.size() == spec.fixed_tokens.size() &&
                          std::is_sorted(counts.begin(), counts.end(), [](const auto& a, const auto& b) {

@@ -1,5 +1,5 @@
-// Vectors of floats, as wide as the processor's that this is compiled for, and the few operations on
-// them that attention is made of.
+// Vectors of floats, as wide as those of the processor that this is compiled for, and the few operations
+// on them that attention is made of.
 #pragma once
 
 #include <cstdint>

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.coroutines import in_thread
 from tests.serve.http.conftest import running, sources
 from xl_export.serve.core.engine import Engine
 from xl_export.serve.http import serving
@@ -60,5 +61,5 @@ def test_an_end_while_models_are_opened_leaves_no_folder(
             await start
         goes_on.set()
 
-    asyncio.run(ended())
+    in_thread(ended())  # a browser test before it leaves a running event loop
     assert list(tmp_path.iterdir()) == []

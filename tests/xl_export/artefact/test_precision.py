@@ -86,9 +86,26 @@ def test_a_run_without_text_is_measured_on_a_given_one(make_run: Callable[..., P
     assert not (tmp_path / "short").exists()
 
 
+@pytest.mark.parametrize(("rows", "tokens", "drawn"), [(1, None, False), (2, (1, 8), True)])
+def test_graphs_of_fixed_sizes_are_measured(
+    rows: int, tokens: Any, drawn: bool, calm_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    run = calm_run("transformer-xl")
+    if drawn:
+        (run / "test.txt").unlink()
+    rule = MemoryRule(mem_len=8, segment=8)
+    options: dict[str, Any] = {"exporter": "trace", "memory": "shift", "rows": rows, "tokens": tokens}
+    measured = load_spec(export(run, tmp_path / "a", precision="fp16", rule=rule, **options)).measured
+    assert measured is not None
+    assert measured.tokens == (512 if drawn else 296)  # 37 of 37.375 segments
+    assert measured.drawn == drawn
+    assert abs(measured.bits_lost) < 0.01
+
+
 def test_tokens_are_drawn_with_the_probabilities_of_the_model() -> None:
     session: Any = SimpleNamespace(
-        spec=SimpleNamespace(without=(), fixed_rows=None, rule=MemoryRule(mem_len=4, segment=2)),
+        spec=SimpleNamespace(fixed_rows=None, only_whole_segments=False),
+        rule=MemoryRule(mem_len=4, segment=2),
         vocab=SimpleNamespace(size=3),
         start=lambda rows: None,
         predict=lambda tokens, memory: (np.array([[np.log(0.7), np.log(0.3), -np.inf]]), memory),
@@ -97,7 +114,7 @@ def test_tokens_are_drawn_with_the_probabilities_of_the_model() -> None:
     assert tokens is not None
     shares = np.bincount(tokens[1:], minlength=3) / (len(tokens) - 1)
     assert np.abs(shares - [0.7, 0.3, 0]).max() < 0.1
-    session.spec.without = ("cuts",)
+    session.spec.only_whole_segments = True
     assert drawn_tokens(session) is None
 
 

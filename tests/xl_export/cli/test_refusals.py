@@ -146,7 +146,7 @@ EXPORT = [
         ("--memory-precision int8 --memory shift", "int8 shift"),
         ("--memory-precision int8 --target web", "int8 WebGPU"),
         ("--memory-precision int8 --exporter trace", "int8 scales"),
-        ("--target web --exporter trace", "--target --exporter"),
+        ("--target web --exporter trace", "target traced"),
         # single files
         ("--ort --single-file", "--single-file"),
         ("--ort --target tensorrt", "--ort --target"),

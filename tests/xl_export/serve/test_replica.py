@@ -171,12 +171,12 @@ def test_a_database_that_another_program_holds_is_unreadable(
 ) -> None:
     monkeypatch.setattr(database, "BUSY_SECONDS", 0)
     with replica(session, tmp_path) as one:
-        asyncio.run(one.answer("a", {"position": 0, "text": "ab"}))
+        in_thread(one.answer("a", {"position": 0, "text": "ab"}))
         (path,) = tmp_path.glob("*.sqlite")
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN EXCLUSIVE")
             with pytest.raises(UnreadableError, match="try again"):
-                asyncio.run(one.answer("a", {"position": 2, "text": "ab"}))
+                in_thread(one.answer("a", {"position": 2, "text": "ab"}))
 
 
 def test_what_does_not_fit_is_refused_in_a_sentence(session: runtimes.Session, tmp_path: Path) -> None:

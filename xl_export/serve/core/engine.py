@@ -273,7 +273,7 @@ def dependence_of_rows(session: Session, settings: EngineSettings, rows: Rows) -
     chance = np.random.default_rng(0)
     segment = session.rule.segment
     spec = session.spec
-    only_whole = spec is not None and ("cuts" in spec.without or (spec.fixed_rows and not spec.fixed_tokens))
+    only_whole = spec is not None and spec.only_whole_segments
     widths = {1, min(2, segment), chunk_after(0, max(1, segment // 3), segment)[1], segment}
     for width in {segment} if only_whole else sorted(widths):
         decodes = width == 1 and is_language_model(session)
