@@ -83,8 +83,8 @@ LETTERS = string.ascii_letters + string.digits + "_"
 # No folder, no "..", nothing that a file system refuses.
 FILE_NAME = Word("the name of a file in its folder", LETTERS, LETTERS + ".-")
 EXPORT_AGAIN = "export the artefact again"  # how to fix a file of an artefact
-ROUNDINGS = 4  # of the weights of a traced module that its tolerance allows for
-MAX_ROUNDING = 0.05  # nats; beyond, a wrong graph and a right one look alike
+ROUNDINGS = 16  # of the weights of a traced module that its tolerance allows for
+MAX_ROUNDING = 0.0125  # nats; beyond, a wrong graph and a right one look alike
 POSITION_BYTES = 8  # of the position of one row
 Target = Literal["onnxruntime", "tensorrt", "web"]
 # What wrote the graph: this project node by node, or PyTorch by tracing a module.

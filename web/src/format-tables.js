@@ -108,7 +108,7 @@ export const TABLES = {
       "fixed_tokens": {"list": {"integer": [1, 16777216]}},
       "moves_every": {"any": [{"integer": [1, 16777216]}, {"null": []}]},
       "drifts_from": {"any": [{"integer": [0, 9007199254740991]}, {"null": []}]},
-      "rounding": {"number": [0, 0.05]},
+      "rounding": {"number": [0, 0.0125]},
       "original_difference": {"any": [{"number": [-1, 1000000000000000.0]}, {"null": []}]},
       "equals_up_to": {"any": [{"integer": [1, 16777216]}, {"null": []}]},
       "memory_shapes": {"list": {"list": {"integer": [0, 16777216]}}},
@@ -399,7 +399,7 @@ export const TABLES = {
     "int4 int8 tensorrt": ["stored-weights", 0.5, 0.05],
     "int4 int8 web": ["stored-weights", 0.5, 0.05]
   },
-  "roundings": 4,
+  "roundings": 16,
   "graph_files": {
     "external": ["step.onnx", "weights.bin"],
     "single-file": ["step.onnx"],
