@@ -48,12 +48,14 @@ def summary_lines(facts: dict[str, Any], path: Path) -> list[str]:
     if files := facts.get("not_compared"):
         reason = "the exporting machine could not run it; run `xl-export check` on one that can"
         lines.append(f"unchecked   {', '.join(files)}: {reason}")
-    rows = facts.get("fixed_rows")
-    if rows or facts.get("fixed_tokens"):
-        *fewer, most = map(str, facts["fixed_tokens"] or [facts["rule"]["segment"]])
-        counts = f"{', '.join(fewer)} or {most}" if fewer else most
-        of = f"{counted(rows, 'row')} of " if rows else ""
-        lines.append(f"sizes       fixed: {of}{counts} tokens in every run of a graph")
+    rows, counts = facts.get("fixed_rows"), facts.get("fixed_tokens")
+    if rows:
+        most = facts["rule"]["segment"]
+        lines.append(f"rows        {rows} in every step, of {'1 to ' * bool(counts)}{counted(most, 'token')}")
+    if counts:
+        lines.append(
+            f"graphs      of {', '.join(map(str, counts))} tokens; a step is computed by as few as fit"
+        )
     if count := facts.get("moves_every"):
         lines.append(f"moves       the memory moves when {count} tokens are complete")
     if position := facts.get("drifts_from"):

@@ -142,6 +142,7 @@ def _traced(step: GraphStep, spec: Spec, tokens: int | None) -> ir.Model:
     put_constants_last(model.graph)
     order_products(model.graph)
     join_views(model.graph)
+    _widen_masks(model.graph)
     _name(model, spec, tokens)
     _read_sizes_of_tokens(model.graph, memory=len(spec.state))
     _split_constants(model.graph)
@@ -317,6 +318,29 @@ def _read_sizes_of_tokens(graph: ir.Graph, *, memory: int) -> None:
             )
             if node.op_type == "Shape" and (first, last) == (0, 1):
                 node.replace_input_with(index, tokens)
+
+
+def _widen_masks(graph: ir.Graph) -> None:
+    """Gives a mask of keys a row for each query: ONNX Runtime's Attention does not repeat one row for all."""
+    for node in list(graph):
+        if node.op_type != "Attention" or len(node.inputs) < 4:
+            continue
+        query, mask = node.inputs[0], node.inputs[3]
+        assert query is not None
+        if (
+            mask is None
+            or mask.shape is None
+            or mask.shape[-2] != 1
+            or (query.shape is not None and query.shape[-2] == 1)
+        ):
+            continue
+        ones = [constant(graph, f"{mask.name}.{n}", np.ones(n, np.int64)) for n in (len(mask.shape) - 2, 1)]
+        queries = ir.node("Shape", [query], {"start": -2, "end": -1})
+        sizes = ir.node("Concat", [ones[0], queries.outputs[0], ones[1]], {"axis": 0})
+        wide = ir.node("Expand", [mask, sizes.outputs[0]])
+        wide.outputs[0].type = mask.type
+        graph.insert_before(node, [queries, sizes, wide])
+        node.replace_input_with(3, wide.outputs[0])
 
 
 def _split_constants(graph: ir.Graph) -> None:

@@ -28,7 +28,7 @@ from tests.sealing import sealed
 from tests.steps import observed
 from tests.xl_export.tracing import modules
 from tests.xl_export.tracing.modules import RULE, M, T
-from xl_export import trace
+from xl_export import features, trace
 from xl_export.tracing.module import ModuleStep
 
 pytestmark = pytest.mark.usefixtures("fast_traces")
@@ -609,3 +609,30 @@ def test_wrong_arguments_of_named_steps_are_refused(
 def test_a_size_is_a_whole_number(make: Any, size: Any) -> None:
     with pytest.raises(UserError, match="expected a whole number"):
         make(size)
+
+
+def test_a_mask_of_keys_is_one_for_all_queries(tmp_path: Path) -> None:
+    """Which ONNX Runtime's Attention does not repeat for each of them."""
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inputs = {"x": features(8)}
+            self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def start(self, batch: int) -> list[torch.Tensor]:
+            return [torch.zeros(batch, 6, 8)]
+
+        def step(self, inputs: Any, positions: torch.Tensor, memory: Any) -> Any:
+            x = inputs["x"]
+            context = torch.cat([memory[0], x], dim=1)
+            age = (6 - torch.arange(context.shape[1])).clamp(min=0)
+            empty = age > positions[:, :1].clamp(min=0)
+            return {
+                "y": self.attention(x, context, context, key_padding_mask=empty, need_weights=False)[0]
+            }, [context[:, -6:]]
+
+    torch.manual_seed(0)
+    rule = MemoryRule(mem_len=6, segment=4)
+    artefact = trace(Masked(), tmp_path / "a", rule=rule, without={"padding", "cuts"})
+    assert check(artefact).passed
