@@ -135,7 +135,13 @@ def read_config(run: Path) -> TrainConfig:
     How tokens are drawn is in `sampling.json`, which `xl-export set` changes. Earlier releases wrote it into
     `config.json` too, and it may be out of date there.
     """
-    config = TrainConfig.from_json(read_json(run / CONFIG), where=str(run / CONFIG))
+    document = read_json(run / CONFIG)
+    if isinstance(document, dict) and "model_type" in document:
+        raise ArtefactError(
+            f"{run} is a Hugging Face folder with the model_type {document['model_type']!r:.40}; make an "
+            f"artefact of it with `xl-export export {run} --out ARTEFACT`."
+        )
+    config = TrainConfig.from_json(document, where=str(run / CONFIG))
     return replace(config, sampling=read_sampling(run)) if os.path.lexists(run / SAMPLING) else config
 
 

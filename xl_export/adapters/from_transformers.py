@@ -20,6 +20,7 @@ from runtimes.base.ranges import Range
 from xl_export.tracing.module import Sizes
 
 RECURRENT = 64  # tokens of memory in the rule of a model whose memory has no length
+NO_LIMIT = 1 << 40  # tokens
 UNSTEADY = ("dynamic", "longrope")  # rotary angles that depend on the length of the text
 
 
@@ -232,6 +233,8 @@ def _copied(layer: Any, length: int) -> Any:
     vars(copied).update({name: dict(value) for name, value in vars(layer).items() if isinstance(value, dict)})
     if hasattr(layer, "cumulative_length"):
         copied.cumulative_length = length
+    if hasattr(layer, "sliding_window"):
+        copied.sliding_window = NO_LIMIT  # `_State.read` cuts, at a place that does not depend on the segment
     return copied
 
 

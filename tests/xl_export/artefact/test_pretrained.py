@@ -180,3 +180,21 @@ def test_a_folder_without_a_tokenizer_has_ids(tmp_path: Path) -> None:
     assert isinstance(vocab, IdsVocab)
     assert vocab.to_json() == {"kind": "ids", "size": 9, "special": {"end_of_document": 3}}
     assert "save_pretrained" in note
+
+
+def test_a_window_may_be_shorter_than_the_sliding_window_of_the_model(tmp_path: Path) -> None:
+    """transformers cuts keys and values to its own window, which fitted steps of one length only."""
+    from transformers import MistralConfig, MistralForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = MistralConfig(vocab_size=40, hidden_size=16, intermediate_size=32, sliding_window=8, **sizes)
+    MistralForCausalLM(config).save_pretrained(tmp_path / "mistral")
+    options = ("--window", 4, "--segment", 4)
+    found = json_of(xl("export", tmp_path / "mistral", "--out", tmp_path / "a", *options, "--json"))
+    assert found["check"]["passed"]
+
+
+def test_a_folder_of_hugging_face_is_no_run(mamba: Path) -> None:
+    for command in (("info", mamba), ("generate", mamba, "--prompt", "a")):
+        refused(xl(*command), "model_type 'mamba'", f"xl-export export {mamba}")
