@@ -23,6 +23,8 @@ from runtimes.contract.spec import Spec
 from xl_export.artefact.validate import AnyReference, answers_of, asked, chained_segments
 from xl_export.tracing.module import INPUT, LOGITS, OUTPUT, Input, ModuleStep
 
+IN_PIECES = 200  # tokens at the end of a text, at most, that the original reads in pieces
+
 # The outputs for the next tokens [1, n] of a stream, as `step` returns them or, for its hidden state, logits,
 # and the state after them. The state None begins a stream.
 Original = Callable[[Any, Any], tuple[Any, Any]]
@@ -31,7 +33,8 @@ Original = Callable[[Any, Any], tuple[Any, Any]]
 class OriginalStreams:
     """Streams with the original's answers: two rows if the module has any number of them, with restarts.
 
-    They are several times as long as the memory, or up_to tokens if the original is equalled only so far.
+    They are several times as long as the memory, or up_to tokens if the original is equalled only so far. If
+    a step takes only whole segments, a text goes on to the end of one, which is not compared.
     """
 
     def __init__(self, original: Original, step: ModuleStep, spec: Spec, up_to: int | None) -> None:
@@ -66,13 +69,16 @@ class OriginalStreams:
                 apart = apart.reshape(*apart.shape[:2], -1).max(axis=2)
                 at = slice(None) if name in self._timed else np.cumsum(right.segments) - 1
                 worst[:, at] = np.maximum(worst[:, at], apart)
+        if self._up_to is not None:
+            worst[self._places >= self._up_to] = 0
         if not worst.max() <= self._spec.tolerance:
-            wrong = self._places[~(worst <= self._spec.tolerance)].min() + 1
+            right_up_to = self._places[~(worst <= self._spec.tolerance)].min()
             unit = " nats" if self._spec.language_model else ""
+            cut = f", or set equals_up_to={right_up_to} if its memory is cut on purpose"
             raise ArtefactError(
                 f"{self._step.name} differs from its original by {worst.max():.3g}{unit} (more than "
-                f"{self._spec.tolerance:.1g}), from token {wrong} of a text on; let `step` remember what the "
-                f"original does, or set equals_up_to={max(1, wrong - 1)} if its memory is cut on purpose."
+                f"{self._spec.tolerance:.1g}), from token {right_up_to + 1} of a text on; let `step` do what "
+                f"the original does{cut if right_up_to >= max(1, self._spec.rule.mem_len) else ''}."
             )
         return float(worst.max())
 
@@ -83,7 +89,8 @@ class OriginalStreams:
         if self._up_to is None:
             return asked(spec, chained_segments(spec.rule, whole=whole, counts=spec.fixed_tokens), rows)
         T = spec.rule.segment
-        lengths = [T] * (self._up_to // T) + [self._up_to % T] * (not whole and self._up_to % T > 0)
+        rest = self._up_to % T
+        lengths = [T] * (self._up_to // T) + [T if whole else rest] * (rest > 0)
         streams = asked(spec, np.array(2 * lengths), rows)
         restarts = np.zeros_like(streams.restarts)
         restarts[len(lengths)] = True
@@ -98,9 +105,10 @@ class OriginalStreams:
             for first, after in pairwise(np.unique([0, *np.flatnonzero(restarts), len(ends)])):
                 begin = ends[first] - streams.segments[first]
                 self._places[row, begin : ends[after - 1]] = np.arange(ends[after - 1] - begin)
-                # The original may read half a text at once, but an output may have a value for each segment.
-                half = (first + after) // 2 if self._spec.language_model else first + 1
-                cuts = [begin, *ends[max(half, first + 1) - 1 : after]]
+                # The original may read most of a text at once, unless an output has a value for each segment.
+                half = (first + after) // 2
+                at_once = max(first + 1, half, int(np.searchsorted(ends, ends[after - 1] - IN_PIECES)) + 1)
+                cuts = [begin, *ends[(at_once if self._spec.language_model else first + 1) - 1 : after]]
                 parts.append(self._of_text(streams, row, cuts))
             rows.append({name: np.concatenate([part[name] for part in parts], 1) for name in parts[0]})
         answers = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}

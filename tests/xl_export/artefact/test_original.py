@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +75,16 @@ def doubled(inputs: Any, state: Any) -> Any:
     return outputs | {"last": 2 * outputs["last"]}, state
 
 
-def difference(module: Any, original: Any, rule: MemoryRule = RULE, up_to: int | None = None) -> float:
-    step = ModuleStep(module.eval())
+def difference(
+    module: Any,
+    original: Any,
+    rule: MemoryRule = RULE,
+    up_to: int | None = None,
+    fixed_rows: int | None = None,
+) -> float:
+    step = ModuleStep(module.eval(), fixed_rows)
     vocab = VOCAB if step.language_model else None
-    spec = module_spec(step, vocab, rule, None)
+    spec = dataclasses.replace(module_spec(step, vocab, rule, None), fixed_rows=fixed_rows)
     return OriginalStreams(original, step, spec, up_to).difference(ModuleSession(step, vocab, spec))
 
 
@@ -95,8 +102,32 @@ def test_a_cut_cache_is_refused_from_its_first_wrong_token_on() -> None:
         difference(Cut(), original, CUT_RULE, up_to=CUT + 2)
 
 
+def test_a_limit_within_a_whole_segment_is_compared_up_to_its_last_token() -> None:
+    for up_to in (2, CUT + 1):
+        assert difference(Cut(), original, CUT_RULE, up_to, fixed_rows=1) < 1e-5
+    longer = MemoryRule(mem_len=CUT, segment=CUT)
+    assert difference(Cut(), original, longer, CUT + 1, fixed_rows=1) < 1e-5
+    with pytest.raises(ArtefactError, match=f"from token {CUT + 2} "):
+        difference(Cut(), original, longer, CUT + 2, fixed_rows=1)
+
+
+def test_the_original_reads_only_the_end_of_a_long_text_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xl_export.artefact.original.IN_PIECES", 5)
+    later: list[list[int]] = []  # the lengths of the later pieces of each text
+
+    def counted(tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
+        if state is None:
+            later.append([])
+        else:
+            later[-1].append(tokens.shape[1])
+        return original(tokens, state)
+
+    assert difference(Base(), counted) < 1e-5
+    assert 0 < max(map(sum, later)) <= 5
+
+
 def test_every_output_of_a_named_step_is_compared() -> None:
-    with pytest.raises(ArtefactError, match="Sums differs from its original"):
+    with pytest.raises(ArtefactError, match=r"Sums differs from its original .* the original does\.$"):
         difference(Sums(), doubled)
 
 
