@@ -21,6 +21,8 @@ from xl_export.tracing.module import Sizes
 
 RECURRENT = 64  # tokens of memory in the rule of a model whose memory has no length
 NO_LIMIT = 1 << 40  # tokens
+FAR = 10_000_000  # a position that a stream reaches
+POSITIONS = "max_position_embeddings"  # by which transformers finds how many positions there are
 UNSTEADY = ("dynamic", "longrope")  # rotary angles that depend on the length of the text
 
 
@@ -35,8 +37,8 @@ def from_transformers(model: Any, window: int | None = None) -> nn.Module:
     them. Layers with a wider sliding window are cut to it too. The artefact then equals the model only for
     texts of up to `window` tokens. None is for models without full attention.
 
-    Raises ConfigError for a model whose memory grows if no window was given, and for another kind
-    of memory.
+    Raises ConfigError for a model whose memory grows if no window was given, for a window that changes
+    nothing, for another kind of memory, and for a model that does not run token by token at any position.
     """
     with needs("transformers", "transformers"):
         import transformers  # noqa: F401
@@ -96,9 +98,7 @@ class _FromTransformers(nn.Module):
         try:
             self._cache = self.original(torch.zeros(1, 1, dtype=torch.int64), None)[1][0]
         except Exception as error:  # a model with a cache of its own may raise any
-            raise _other_memory(
-                model, f"does not run with a DynamicCache ({first_line(error):.100})"
-            ) from error
+            raise _unfit(model, f"does not run with a DynamicCache ({first_line(error):.100})") from error
         layers = self._cache.layers
         self._layer_types = getattr(config, "layer_types", None) or ["full_attention"] * len(layers)
         reaches = self._reaches_of(window)
@@ -115,6 +115,37 @@ class _FromTransformers(nn.Module):
             heads=keys[0],
             head_dim=keys[2],
         )
+        self._refuse_other_forward()
+
+    @torch.no_grad()
+    def _refuse_other_forward(self) -> None:
+        """Raises ConfigError, before the slow trace, for a model whose forward is not what `step` expects."""
+        tokens = torch.arange(2)[None]
+        expected = self.original(tokens, None)[0][0]
+        memory = self.start(1)
+        hidden = []
+        try:
+            for at in range(2):
+                state, memory = self.step(tokens[:, at : at + 1], torch.tensor([[at]]), memory)
+                hidden.append(state[0])
+            found = self.logits(torch.cat(hidden))
+        except Exception as error:  # the model's own code may raise any
+            raise _unfit(
+                self.model, f"does not run with masks and positions per token ({first_line(error):.100})"
+            ) from error
+        loose = 0.01 * float(expected.abs().max())  # `trace` compares many tokens exactly
+        if found.shape != expected.shape or not torch.allclose(found, expected, atol=loose, equal_nan=True):
+            raise _unfit(self.model, "gives other logits step by step than for two tokens at once")
+        try:
+            self.step(tokens[:, :1], torch.tensor([[FAR]]), memory)
+        except Exception as error:
+            config = self.model.config.get_text_config(decoder=True)
+            key = config.attribute_map.get(POSITIONS, POSITIONS)
+            raise ConfigError(
+                f"{type(self.model).__name__} has no position {FAR:,} ({first_line(error):.100}): its "
+                f"positions end at {key}={getattr(config, key, None)}, and a stream does not end; give a "
+                "model with rotary positions, or without positions."
+            ) from error
 
     def start(self, batch: int) -> list[Tensor]:
         return [torch.zeros(batch, *each.shape) for each in self._states]
@@ -188,13 +219,18 @@ class _FromTransformers(nn.Module):
                 )
         elif any(tokens > window for tokens in own.values()):
             self.equals_up_to = window
+        else:
+            raise ConfigError(
+                f"No token of {type(self.model).__name__} sees more than {window:,} tokens by attention, so "
+                "window would change nothing; leave it out."
+            )
         return {n: int(min(tokens, window or math.inf)) - 1 for n, tokens in own.items()}
 
     def _states_of(self, reaches: Mapping[int, int]) -> Iterator[_State]:
         for number, layer in enumerate(self._cache.layers):
             tensors = {name: x for name, x in vars(layer).items() if isinstance(x, Tensor) and x.ndim}
             if unknown := tensors.keys() - {"keys", "values"}:
-                raise _other_memory(self.model, f"keeps {min(unknown)} in layer {number} of its cache")
+                raise _unfit(self.model, f"keeps {min(unknown)} in layer {number} of its cache")
             for name, x in tensors.items():
                 yield _State(number, name, None, (x.shape[1], reaches[number], x.shape[3]))
             states = [
@@ -206,13 +242,13 @@ class _FromTransformers(nn.Module):
             ]
             yield from states
             if not (tensors or states or self._cache.is_dummy[number]):
-                raise _other_memory(self.model, f"keeps nothing of layer {number} in its cache")
+                raise _unfit(self.model, f"keeps nothing of layer {number} in its cache")
 
 
-def _other_memory(model: nn.Module, does: str) -> ConfigError:
+def _unfit(model: nn.Module, does: str) -> ConfigError:
     return ConfigError(
-        f"{type(model).__name__} {does}, so its memory is not where this adapter reads it; trace a module of "
-        "your own that returns it (docs/guides/own-model.md)."
+        f"{type(model).__name__} {does}, so this adapter cannot use it; trace a module of "
+        "your own that returns its memory (docs/guides/own-model.md)."
     )
 
 

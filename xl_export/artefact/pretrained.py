@@ -126,9 +126,10 @@ def refuse_unreadable(folder: Path) -> None:
             f"{folder} is a Transformer-XL, which becomes a run first; run `xl-export import {folder} --out "
             "RUN`, and export that."
         )
+    if not isinstance(config, dict) or not isinstance(kind := config.get("model_type"), str):
+        raise ArtefactError(f"{folder / CONFIG} names no model_type; copy the folder again.")
     import transformers
 
-    kind = config["model_type"]
     if kind not in transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         reason = f"transformers {transformers.__version__} has no causal language model of this type"
         if config.get("auto_map"):

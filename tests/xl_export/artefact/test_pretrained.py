@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import runtimes
+from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.contract.sampling import Sampler, read_sampling
 from runtimes.contract.vocabulary import IdsVocab, SpecialTokens
 from tests.commands import json_of, refused, xl
@@ -108,7 +109,7 @@ PICKLE = {"model.safetensors": None, "pytorch_model.bin": b"\x80\x02."}
         ({"hidden_size": "wide"}, {}, "", "transformers .* cannot read"),
         ({}, {"tokenizer.json": b'{"kind": "byte"}'}, "", "is the vocabulary of a run"),
         ({}, {"generation_config.json": b'{"temperature": -1}'}, "", "temperature"),
-        ({}, {}, "--target web", "--target web writes the graph"),
+        ({}, {}, "--target web", "target is web, whose graph"),
         ({}, {}, "--mem-len 4", "--mem-len is for a run, and"),
         ({}, {}, "--exporter trace", "--exporter is for a run, and"),
         ({}, {}, "--single-file", "--single-file is for a run, and"),
@@ -132,6 +133,33 @@ def test_a_folder_that_cannot_be_exported_is_refused(
     refused(result)
     assert re.search(words, result.stderr), result.stderr
     assert not (tmp_path / "out").exists()
+
+
+SMALL = {"vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+TABLE = r"no position 10,000,000 \(.*\): its positions end at n_positions=1024"
+
+
+@pytest.mark.parametrize(
+    ("family", "window", "options", "words"),
+    [
+        ("GPT2", 8, {}, TABLE),
+        ("Bloom", 8, {}, "does not run with masks and positions per token"),
+        ("OPT", 8, {"ffn_dim": 8, "word_embed_proj_dim": 8}, "other logits step by step than for two tokens"),
+        ("Mamba", 8, {}, "No token of MambaForCausalLM sees more than 8 tokens"),
+        ("Mistral", 8, {"sliding_window": 8, "num_key_value_heads": 2}, "so window would change nothing"),
+    ],
+)
+def test_a_model_that_cannot_be_stepped_is_refused_at_once(
+    family: str, window: int, options: dict[str, Any], words: str
+) -> None:
+    import transformers
+
+    from xl_export.adapters import from_transformers
+
+    config = getattr(transformers, f"{family}Config")(**SMALL | options)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with pytest.raises(ConfigError, match=words):
+        from_transformers(model, window)
 
 
 STOP = "transformers also ends a text at the token 6; generate with --stop '&'"
@@ -198,3 +226,12 @@ def test_a_window_may_be_shorter_than_the_sliding_window_of_the_model(tmp_path: 
 def test_a_folder_of_hugging_face_is_no_run(mamba: Path) -> None:
     for command in (("info", mamba), ("generate", mamba, "--prompt", "a")):
         refused(xl(*command), "model_type 'mamba'", f"xl-export export {mamba}")
+
+
+def test_a_config_without_a_model_type_is_refused(mamba: Path, tmp_path: Path) -> None:
+    from xl_export.artefact.pretrained import export_pretrained
+
+    folder = shutil.copytree(mamba, tmp_path / "model")
+    change(folder / "config.json", model_type=None)
+    with pytest.raises(ArtefactError, match="names no model_type"):
+        export_pretrained(folder, tmp_path / "out")
