@@ -309,7 +309,7 @@ def _scaled_product(graph: ir.Graph, node: ir.Node, matrix: Matrix) -> list[ir.N
 def _scaled_rows(graph: ir.Graph, node: ir.Node, table: Matrix) -> list[ir.Node]:
     """The same look-up in a table of bytes; the rows that it finds are widened and scaled."""
     values, scales = table.in_bytes(graph)
-    last = graph.initializers.get("last_axis") or constant(graph, "last_axis", np.array([-1]))
+    last = _shared(graph, "last_axis", [-1])
     rows, factors = (ir.node("Gather", [x, node.inputs[1]], {"axis": 0}) for x in (values, scales))
     wide = ir.node("Cast", [rows.outputs[0]], {"to": int(ir.DataType.FLOAT)})
     column = ir.node("Unsqueeze", [factors.outputs[0], last])
@@ -320,18 +320,23 @@ def _gathered(graph: ir.Graph, node: ir.Node, table: Matrix, bits: int) -> list[
     values, scales, zero_points = table.stored(graph, bits)
     width, rows = table.array.shape
     blocks = -(-width // BLOCK)
-    flat = constant(graph, f"{table.name}.flat", np.array([rows, blocks * BLOCK * bits // 8]))
+    flat = _shared(graph, f"{table.name}.flat", [rows, blocks * BLOCK * bits // 8])
     made = [ir.node("Reshape", [values, flat])]
     attributes = {"bits": bits, "block_size": BLOCK, "gather_axis": 0, "quantize_axis": 1}
     inputs = [made[0].outputs[0], node.inputs[1], scales, zero_points]
     made.append(ir.node("GatherBlockQuantized", inputs, attributes, domain=MICROSOFT))
     if width != blocks * BLOCK:
         bounds = [
-            constant(graph, f"{table.name}.{key}", np.array([x]))
+            _shared(graph, f"{table.name}.{key}", [x])
             for key, x in (("from", 0), ("to", width), ("axis", -1))
         ]
         made.append(ir.node("Slice", [made[1].outputs[0], *bounds]))
     return made
+
+
+def _shared(graph: ir.Graph, name: str, numbers: list[int]) -> ir.Value:
+    """A constant of that name, the same for all look-ups in a table."""
+    return graph.initializers.get(name) or constant(graph, name, np.array(numbers))
 
 
 def _floats(value: ir.Value | None) -> np.ndarray | None:

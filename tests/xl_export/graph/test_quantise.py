@@ -124,6 +124,27 @@ def test_products_with_a_bias_keep_their_meaning(
     assert np.abs(answers[0] - answers[1]).max() < 0.3 < np.abs(answers[0]).mean()
 
 
+@pytest.mark.parametrize("bits", [8, None])
+def test_several_look_ups_share_a_table(bits: int | None, tmp_path: Path) -> None:
+    draw, V, D = np.random.default_rng(0), 50, 40
+    numbers = draw.normal(size=(V, D)).astype(np.float32)
+    name = "vocabulary.table"
+    table = ir.val(name, const_value=ir.tensor(numbers, name=name))
+    tokens = [ir.val(name, ir.DataType.INT64, ["rows"]) for name in ("first", "second")]
+    nodes = [ir.node("Gather", [table, each]) for each in tokens]
+    outputs = [node.outputs[0] for node in nodes]
+    for number, output in enumerate(outputs):
+        output.name, output.type = f"y{number}", ir.TensorType(ir.DataType.FLOAT)
+    graph = ir.Graph(tokens, outputs, nodes=nodes, initializers=[table], opset_imports={"": 23})
+    model = ir.Model(graph, ir_version=10)
+    presets.quantise(model, bits)
+    ir.save(model, tmp_path / "graph.onnx")
+    fed = {"first": np.array([3, 49]), "second": np.array([0, 7])}
+    answers = ort.InferenceSession(tmp_path / "graph.onnx").run(None, fed)
+    for answer, at in zip(answers, fed.values(), strict=True):
+        assert np.abs(answer - numbers[at]).max() < 0.05
+
+
 def test_quantised_answers_of_another_model_are_refused() -> None:
     draw = np.random.default_rng(0)
     log_probs = draw.normal(-3, 1, (2, 40)).astype(np.float32)
