@@ -238,7 +238,7 @@ class _Unrolling:
     def _timed(self, value: ir.Value) -> ir.Value:
         """[B, T k, …] of the output of all tokens."""
         node = value.producer()
-        if node in self.copies:
+        if node in self.copies or node not in self.varying:  # the same for all tokens
             return self._new("Concat", [self._at(value, t) for t in range(self.count)], axis=1)
         tokens, *rest = _numbers(value)
         apart = self._shaped(value, [self.count, -1, tokens, *rest])
