@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, Protocol
 
 import torch
@@ -398,10 +399,27 @@ class ModuleStep:
         for places in torch.split(torch.arange(positions.shape[1]), tokens):
             fed = {name: x[:, places] if self.inputs[name].timed else x for name, x in inputs.items()}
             outputs, memory = self(fed, positions[:, places], memory)
-            parts.append({name: x for name, x in outputs.items() if x.shape[1:2] == places.shape})
+            parts.append({name: x for name, x in outputs.items() if name in self._outputs_with_tokens})
         # An output without a value for each token is the one of the last tokens.
         joined = {name: torch.cat([part[name] for part in parts], dim=1) for name in parts[0]}
         return {**outputs, **joined}, tuple(memory)
+
+    @cached_property
+    def _outputs_with_tokens(self) -> set[str]:
+        """The outputs that have a value for each token, as the module's own steps of two lengths show."""
+        longer = min(self.step_tokens or 1, 3)
+        timed = []
+        for count in (longer, max(1, longer - 1)):
+            outputs = self._drawn(self.rows or 1, count)
+            timed.append({name for name, x in outputs.items() if x.shape[1:2] == (count,)})
+        return timed[0] & timed[1]
+
+    def _drawn(self, batch: int, count: int) -> dict[str, Tensor]:
+        """The outputs of a first step of random inputs."""
+        drawn = {name: drawn_input(each, batch, count) for name, each in self.inputs.items()}
+        positions = torch.arange(count).expand(batch, -1)
+        with torch.no_grad(), in_a_sentence(self.module, "step", self.rows, **drawn, positions=positions):
+            return self(drawn, positions, self.start(batch))[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of what `step` gave [..., D]; the module's own method is always given [N, D]."""
@@ -428,13 +446,8 @@ class ModuleStep:
         """
         longer = min(segment, 3)
         shorter = max(1, longer - 1)
-        found = []
         batches = (2, 3) if self.rows is None else (self.rows, self.rows)
-        for batch, count in zip(batches, (longer, shorter), strict=True):
-            drawn = {name: drawn_input(each, batch, count) for name, each in self.inputs.items()}
-            positions = torch.arange(count).expand(batch, -1)
-            with torch.no_grad(), in_a_sentence(self.module, "step", self.rows, **drawn, positions=positions):
-                found.append(self(drawn, positions, self.start(batch))[0])
+        found = [self._drawn(*sizes) for sizes in zip(batches, (longer, shorter), strict=True)]
         inputs = (*(each.tensor(name) for name, each in self.inputs.items()), positions_input())
         varying = [] if segment == 1 else [(longer, shorter)]
         outputs = []
