@@ -9,8 +9,8 @@ const IMPOSSIBLE = 9999; // nats, as in Python (runtimes/base/logits.py)
 const PAUSE_AFTER_MS = 12; // milliseconds of work, so that a page stays responsive
 
 /**
- * Feeds tokens to the one stream of a memory. Under the mask `same-length` segments are as long as they can
- * be without keeping a signal waiting, because cutting changes no answer; otherwise they are as in Python.
+ * Feeds tokens to the one stream of a memory. Where cutting changes no answer, segments are as long as they
+ * can be without keeping a signal waiting; otherwise they are as in Python.
  * @param {import("./stepper.js").Stepper} stepper @param {number[]} tokens
  * @param {import("./memory.js").Memory} memory
  * @param {{
@@ -21,9 +21,10 @@ const PAUSE_AFTER_MS = 12; // milliseconds of work, so that a page stays respons
  * hears the answers of each segment, which hold until the next one
  */
 export async function feed(stepper, tokens, memory, { signal, targets, each } = {}) {
-  const { segment: longest, mask } = stepper.spec.rule;
+  const { rule, without } = stepper.spec;
+  const { segment: longest, mask } = rule;
   const pause = pauses();
-  const freely = TABLES.cuts_change_nothing[mask];
+  const freely = TABLES.cuts_change_nothing[mask] && !without.includes("cuts");
   let length = freely ? Math.min(FIRST_TOKENS, longest) : longest;
   // What follows an earlier token is no answer to a text that is stopped or fails before its end.
   if (tokens.length) memory.last = null;
