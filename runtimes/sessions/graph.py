@@ -264,8 +264,17 @@ class GraphSession(ABC):
         else:
             self.run(step.inputs, step.outputs, memory)
             return
-        for part, answers in in_pieces(self.spec, step.inputs, step.outputs, pieces, empty_rows=empty_rows):
-            self.run(part, answers, memory)
+        parts = in_pieces(self.spec, step.inputs, step.outputs, pieces, empty_rows=empty_rows)
+        seen = 0  # tokens that the memory has seen
+        try:
+            for piece, (part, answers) in zip(pieces, parts, strict=True):
+                self.run(part, answers, memory)
+                seen = piece.stop
+        except BaseException:
+            if not self.spec.circular:  # of a ring the same slots are written again
+                memory.positions += seen
+                memory.unsure = True
+            raise
 
 
 class Step:
@@ -509,8 +518,8 @@ def in_pieces(
 ) -> Iterator[tuple[Arrays, Arrays]]:
     """Inputs and outputs of the pieces of a segment [B, T, …] in order, each to be run before the next.
 
-    The pieces' outputs fill the segment's. A piece that fails leaves the memory usable: it has written only
-    slots that are not visible from the positions of the memory, and the same tokens are written there again.
+    The pieces' outputs fill the segment's. A piece that fails leaves a ring usable: it has written only slots
+    that are not visible from the positions of the memory, and the same tokens are written there again.
 
     empty_rows: whether a selective graph can compute the logits of no position. If it cannot, it computes the
     logits of each row's last one, which are dropped.

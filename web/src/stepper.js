@@ -221,11 +221,19 @@ export class Stepper {
     }
     await this.#clearRestarted(memory);
     const given = { ...inputs, position_ids: { data: positions, shape: [batch, length] } };
-    const found = await this.engine.run({ inputs: given, outputs }, memory.state);
-    for (let b = 0; b < batch; b++) memory.positions[b] += BigInt(length);
-    // Outputs may be ids, or not read the memory; only the logits of a ring show what it holds.
-    if (this.spec.form !== "ring") memory.unsure = true;
-    else this.#observe(found.logits, found.log_probs, memory);
+    const ring = this.spec.form === "ring";
+    let left = length;
+    const advance = (/** @type {number} */ count) => {
+      left -= count;
+      for (let b = 0; b < batch; b++) memory.positions[b] += BigInt(count);
+      // Outputs may be ids, or not read the memory; only the logits of a ring show what it holds.
+      if (!ring) memory.unsure = true;
+    };
+    // If a later piece fails, the memory has seen the earlier ones; of a ring the slots are written again.
+    const onPiece = ring ? () => {} : advance;
+    const found = await this.engine.run({ inputs: given, outputs }, memory.state, onPiece);
+    advance(left);
+    if (ring) this.#observe(found.logits, found.log_probs, memory);
     return found;
   }
 

@@ -12,5 +12,5 @@ after(() =>
 );
 
 const chosen = process.argv.slice(2);
-const usual = ["vocabulary", "files", "streams", "self-check", "runtime", "page", "server", "gpu"];
+const usual = ["vocabulary", "files", "feed", "streams", "self-check", "runtime", "page", "server", "gpu"];
 for (const name of chosen.length ? chosen : usual) await import(`./${name}.test.js`);

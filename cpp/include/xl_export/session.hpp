@@ -420,13 +420,20 @@ class Session {
     const auto size = static_cast<std::size_t>(spec().vocabulary);
     const std::vector<std::int64_t> ids(tokens.begin(), tokens.end()), asked(targets.begin(), targets.end());
     const bool only_last = spec().selective && wanted == Wanted::last;
+    const std::vector<std::int64_t> began = memory.positions;
     Answers answers;
     for (std::size_t at = 0, count; at < length; at += count) {
       count = static_cast<std::size_t>(spec().tokens_at_once(static_cast<std::int64_t>(length - at)));
       const auto part = tokens_of(ids, batch, length, 1, at, count);
       const auto next = tokens_of(asked, batch, length, 1, at, count);
       const Wanted here = only_last && at + count < length ? Wanted::none : wanted;
-      Answers found = advanced({part.data(), part.size()}, {next.data(), next.size()}, memory, here);
+      Answers found;
+      try {
+        found = advanced({part.data(), part.size()}, {next.data(), next.size()}, memory, here);
+      } catch (...) {
+        if (spec().ring()) memory.positions = began;  // its slots are written again
+        throw;
+      }
       put_tokens(found.log_probs, batch, length, 1, at, count, answers.log_probs);
       if (only_last) answers.logits = std::move(found.logits);
       else put_tokens(found.logits, batch, length, size, at, count, answers.logits);

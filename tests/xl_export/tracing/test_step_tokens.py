@@ -60,9 +60,29 @@ def test_pieces_of_any_length_have_the_answers_of_single_tokens(
     assert np.abs(difference[fed]).max() < 1e-5
 
 
+def test_a_stream_goes_on_after_the_pieces_before_one_that_fails(
+    module_artefact: Callable[[str], Path],
+) -> None:
+    session = open_session(module_artefact("lstm"))
+    tokens = np.random.default_rng(0).integers(0, modules.VOCAB.size, (2, T + 2))
+    memory, other = session.start(2), session.start(2)
+    for each in (memory, other):
+        session.step(tokens[:, T:], each)
+    right, _ = session.step(tokens[:, 2:], other)
+    session.before_run = iter([None]).__next__  # the second piece raises an error
+    with pytest.raises(StopIteration):
+        session.step(tokens[:, 2 : T + 1], memory)
+    session.before_run = None
+    done = memory.positions[0] - 2
+    assert 0 < done < T - 1
+    found, _ = session.step(tokens[:, 2 + done :], memory)
+    assert np.abs(found - right[:, done:]).max() < 1e-5
+
+
 class Odd(nn.Module):
     """What is hard to take apart: a memory that is the last input, one that no token changes back, rows that
-    are folded into another axis, an input without tokens, and outputs without tokens.
+    are folded into another axis, an input without tokens, outputs without tokens, of which one is as wide as
+    a step has tokens, and a constant output.
     """
 
     step_tokens = 2
@@ -89,6 +109,7 @@ class Odd(nn.Module):
         y = torch.stack(ys, 1)
         size = torch.ones(batch, 1) * self.out(inputs["goal"]).sum(1, keepdim=True)
         outputs = {"y": y, "last": state.flatten(1), "size": size + slow.sum((1, 2))[:, None]}
+        outputs |= {"pair": state[:, :, 0], "same": torch.ones(batch, len(ys), 3) + torch.zeros(1, 1, 3)}
         return outputs, [last, slow, state]
 
 
@@ -106,8 +127,9 @@ def test_what_is_hard_to_take_apart_is_right(rows: int | None, tmp_path: Path) -
     ]
     with torch.no_grad():
         right, _ = step({"x": x, "goal": goal}, torch.arange(24).expand(2, -1), step.start(2))
-    assert np.abs(np.concatenate([y["y"] for y in found], 1) - right["y"].numpy()).max() < 1e-5
-    for name in ("last", "size"):
+    for name in ("y", "same"):
+        assert np.abs(np.concatenate([y[name] for y in found], 1) - right[name].numpy()).max() < 1e-5
+    for name in ("last", "size", "pair"):
         assert np.abs(found[-1][name] - right[name].numpy()).max() < 1e-5
 
 

@@ -24,8 +24,11 @@ export class PieceEngine {
   write = (/** @type {any} */ state, /** @type {Uint8Array[]} */ tensors) =>
     this.engines[0].write(state, tensors);
 
-  /** @param {Step} step @param {any} state @returns {Promise<import("./session.js").Found>} */
-  async run({ inputs, outputs }, state) {
+  /**
+   * @param {Step} step @param {any} state @param {(tokens: number) => void} onPiece
+   * @returns {Promise<import("./session.js").Found>}
+   */
+  async run({ inputs, outputs }, state, onPiece) {
     const [batch, tokens] = inputs.position_ids.shape;
     /** @type {import("./session.js").Found} */
     const whole = {};
@@ -50,6 +53,7 @@ export class PieceEngine {
         part.outputs.logits.shape = [wanted.rows.length, outputs.logits.shape[1]];
       }
       const found = await this.engines[graph].run(part, state);
+      onPiece(count);
       for (const [name, numbers] of Object.entries(found)) {
         if (wanted && name === "logits") {
           const size = outputs.logits.shape[1];

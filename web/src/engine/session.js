@@ -16,10 +16,10 @@ import { WEIGHTS, graphsOf } from "../spec.js";
  *   copy(state: any): Promise<any>,
  *   read(state: any): Promise<Uint8Array[]>,
  *   write(state: any, tensors: Uint8Array[]): Promise<void>,
- *   run(step: Step, state: any): Found | Promise<Found>,
+ *   run(step: Step, state: any, onPiece: (tokens: number) => void): Found | Promise<Found>,
  *   close(): Promise<void>,
  * }} Engine `memory`: how it keeps the memory. A state belongs to the engine that made it: the tensors of
- * some streams, in the order of the spec.
+ * some streams, in the order of the spec. `onPiece`: hears after each piece of a step how many tokens it had.
  */
 
 /** The type of the tensor of some numbers. @param {Numbers} data */
