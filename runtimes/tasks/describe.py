@@ -32,7 +32,11 @@ def summary_lines(facts: dict[str, Any], path: Path) -> list[str]:
     if "bytes_per_stream" in facts:
         running = f"{_bytes(facts['running_bytes_per_stream'])} per stream"
         grows = "text" if vocabulary else "stream"
-        lines.append(f"{memory}, {running}, however long the {grows} grows")
+        lasting = f"{running}, however long the {grows} grows"
+        if facts["memory_form"] == "own":  # it may be a recurrent state, which has no number of tokens
+            lines.append(f"memory      {lasting}; exported with mem_len={facts['rule']['mem_len']}")
+        else:
+            lines.append(f"{memory}, {lasting}")
         lossy = (facts["precision"], facts["memory_precision"]) != ("fp32", "fp32")
         doubt = "; what they lose was not measured" if lossy and not facts["measured"] else ""
         lines.append(f"precision   weights {facts['precision']}, memory {facts['memory_precision']}{doubt}")

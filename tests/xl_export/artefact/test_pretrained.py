@@ -18,6 +18,7 @@ import runtimes
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.contract.sampling import Sampler, read_sampling
 from runtimes.contract.vocabulary import IdsVocab, SpecialTokens
+from runtimes.tasks.context_losses import refuse_beyond_context
 from tests.commands import json_of, refused, xl
 
 pytest.importorskip("transformers", reason="needs transformers; `make setup` installs it")
@@ -80,6 +81,9 @@ def test_a_folder_becomes_an_artefact_without_network_and_code(
     assert document["original_difference"] < 1e-5
     assert read_sampling(artefact) == Sampler(temperature=0.7)
     session = runtimes.open_session(artefact)
+    info = xl("info", artefact).stdout
+    assert "kB per stream, however long the text grows; exported with mem_len=64" in info
+    refuse_beyond_context([session], 1000)  # a state has no number of tokens
     assert session.vocab.special.end_of_document == 0
     tokens = session.vocab.encode("the cat and the cat")[None]
     model = AutoModelForCausalLM.from_pretrained(mamba, dtype=torch.float32)
