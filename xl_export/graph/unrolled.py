@@ -8,7 +8,6 @@ repeated for each token. Of a Mamba, only its two recurrences remain: all matric
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from xl_export.graph.ops import constant
+from xl_export.graph.sizes import broadcast
 
 BATCH = "batch"
 ROWS = "batch_tokens"  # of all tokens
@@ -89,21 +89,10 @@ def _hide_by_factors(memory: Sequence[ir.Value]) -> None:
         factor = ir.node("Where", [hidden.inputs[0], product.inputs[other], hidden.inputs[2]])
         product.append(factor)  # nodes are sorted at the end
         factor.outputs[0].type = product.outputs[0].type
-        factor.outputs[0].shape = _broadcast(hidden.inputs[0], product.inputs[other])
+        sizes = broadcast(hidden.inputs[0], product.inputs[other])
+        factor.outputs[0].shape = None if sizes is None else ir.Shape(sizes)
         product.replace_input_with(other, factor.outputs[0])
         product.replace_input_with(1 - other, past)
-
-
-def _broadcast(*values: ir.Value | None) -> ir.Shape | None:
-    """The shape of an elementwise result; None if a shape is unknown."""
-    shapes = [value.shape for value in values if value is not None and value.shape is not None]
-    if len(shapes) < len(values):
-        return None
-    sizes = [
-        next((size for size in each if size != 1), 1)
-        for each in itertools.zip_longest(*(reversed(list(shape)) for shape in shapes), fillvalue=1)
-    ]
-    return ir.Shape(sizes[::-1])
 
 
 def _only_reader(value: ir.Value, kind: str) -> ir.Node | None:

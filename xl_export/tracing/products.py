@@ -11,7 +11,8 @@ import numpy as np
 import onnx_ir as ir
 
 from xl_export.graph.ops import constant
-from xl_export.tracing.views import Sizes, constant_of, sizes_of
+from xl_export.graph.sizes import Sizes, broadcast, sizes_of
+from xl_export.tracing.views import constant_of
 
 
 def multiply_convolutions(graph: ir.Graph) -> None:
@@ -75,7 +76,7 @@ def order_products(graph: ir.Graph) -> None:
         if node.op_type == "Mul" and (factors := _in_order(node)):
             new = _Before(graph, node)
             first, second, third = factors
-            product = new.value("Mul", [first, second], _broadcast(first, second))
+            product = new.value("Mul", [first, second], broadcast(first, second))
             new.replace(new.value("Mul", [product, third], sizes_of(node.outputs[0])))
     for node in list(graph):
         if node.op_type == "Mul" and node.outputs[0].dtype == ir.DataType.FLOAT:
@@ -164,20 +165,10 @@ def _in_order(node: ir.Node) -> tuple[ir.Value | None, ...]:
         if not inner or inner.op_type != "Mul" or product.is_graph_output() or len(product.uses()) > 1:
             continue
         for first, second in (inner.inputs, inner.inputs[::-1]):
-            smaller = _broadcast(first, third)
+            smaller = broadcast(first, third)
             if smaller and _elements(smaller) < _elements(sizes_of(product)):
                 return first, third, second
     return ()
-
-
-def _broadcast(one: ir.Value | None, other: ir.Value | None) -> Sizes | None:
-    """The sizes of the product of two tensors; None if one is unknown."""
-    left, right = sizes_of(one), sizes_of(other)
-    if left is None or right is None:
-        return None
-    rank = max(len(left), len(right))
-    left, right = ((1,) * (rank - len(sizes)) + sizes for sizes in (left, right))
-    return tuple(b if a == 1 else a for a, b in zip(left, right, strict=True))
 
 
 def _elements(sizes: Sizes | None) -> int:

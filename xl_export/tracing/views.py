@@ -6,14 +6,11 @@ operator costs as much as its arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import onnx_ir as ir
 
 from xl_export.graph.ops import constant
-
-Sizes = tuple[int | str, ...]
+from xl_export.graph.sizes import Sizes, sizes_of
 
 
 def join_views(graph: ir.Graph) -> None:
@@ -80,13 +77,3 @@ def drop_softplus_thresholds(graph: ir.Graph) -> None:
 
 def constant_of(value: ir.Value | None) -> np.ndarray | None:
     return value.const_value.numpy() if value is not None and value.const_value is not None else None
-
-
-def sizes_of(value: ir.Value | None) -> Sizes | None:
-    """The sizes of a tensor, names for those that vary; None if one is unknown."""
-    if value is None or value.shape is None:
-        return None
-    sizes: Sequence[int | str | None] = [
-        size if isinstance(size, int) else size.value for size in value.shape
-    ]
-    return tuple(size for size in sizes if size is not None) if None not in sizes else None
