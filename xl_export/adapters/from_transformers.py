@@ -282,6 +282,17 @@ def _mask(positions: Tensor, reach: int) -> Tensor:
     return torch.where((distance >= 0) & (distance <= furthest), 0.0, float("-inf"))[:, None]
 
 
+class _InWholeHeads(TorchFunctionMode):
+    """Writes out the one head of keys and values that attention would broadcast, which torch.onnx refuses."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is nn.functional.scaled_dot_product_attention:
+            query, *pair = args[:3]
+            heads = query.shape[1]
+            args = (query, *(x.expand(-1, heads, -1, -1) if x.shape[1] == 1 else x for x in pair), *args[3:])
+        return func(*args, **(kwargs or {}))
+
+
 class _InFloat64(TorchFunctionMode):
     """Computes in float64 what asks for float32."""
 
@@ -299,6 +310,7 @@ def _traceable(model: nn.Module) -> Iterator[None]:
     and experts are multiplied by operators that ONNX has.
     """
     with ExitStack() as patches:
+        patches.enter_context(_InWholeHeads())
         for module in model.modules():
             if any(name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False)):
                 patches.enter_context(mock.patch.object(module, "forward", _exact(module.forward)))

@@ -15,11 +15,14 @@ import pytest
 import torch
 
 import runtimes
+from runtimes import check
 from runtimes.base.errors import ArtefactError, ConfigError
+from runtimes.contract.rule import MemoryRule
 from runtimes.contract.sampling import Sampler, read_sampling
 from runtimes.contract.vocabulary import IdsVocab, SpecialTokens
 from runtimes.tasks.context_losses import refuse_beyond_context
 from tests.commands import json_of, refused, xl
+from xl_export import trace
 
 pytest.importorskip("transformers", reason="needs transformers; `make setup` installs it")
 pytestmark = [pytest.mark.usefixtures("fast_traces"), pytest.mark.filterwarnings("ignore")]
@@ -164,6 +167,19 @@ def test_a_model_that_cannot_be_stepped_is_refused_at_once(
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with pytest.raises(ConfigError, match=words):
         from_transformers(model, window)
+
+
+def test_one_head_of_keys_for_all_queries_is_exported(tmp_path: Path) -> None:
+    import transformers
+
+    from xl_export.adapters import from_transformers
+
+    torch.manual_seed(0)
+    model = transformers.FalconForCausalLM(transformers.FalconConfig(**SMALL)).eval()  # calls PyTorch itself
+    module: Any = from_transformers(model, 8)
+    rule = MemoryRule(mem_len=module.mem_len, segment=4)
+    artefact = trace(module, tmp_path / "a", vocab=IdsVocab(30), rule=rule)
+    assert check(artefact).passed
 
 
 STOP = "transformers also ends a text at the token 6; generate with --stop '&'"
