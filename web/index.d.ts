@@ -331,6 +331,8 @@ export interface Spec {
   drifts_from?: number;
   /** The change of a traced module's answers if each weight is rounded once more; absent if it is small. */
   rounding?: number;
+  /** The mean change, where `rounding` is the largest. */
+  mean_rounding?: number;
   /** The largest difference of a traced module in fp32 from the original loop of its model. */
   original_difference?: number;
   /** The longest text, in tokens, for which a traced module whose memory was cut equals its model. */

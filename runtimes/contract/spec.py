@@ -123,7 +123,7 @@ class Spec:
     `answers`, it follows from the precisions, the target and `rounding`: a file cannot choose its own.
     """
     mean_tolerance: float = 0.0
-    """The same for the mean difference."""
+    """The same for the mean difference, with `mean_rounding`."""
     measured: Measured | MeasuredStep | None = None
     """Cost of the precisions; None for fp32, and if there was nothing to measure on."""
     concern: str | None = None
@@ -145,6 +145,8 @@ class Spec:
     """Largest change of a traced module's answers if each weight is rounded once more, in nats; 0 if it is
     far below the tolerance.
     """
+    mean_rounding: Annotated[float, Range(0, MAX_ROUNDING)] = 0.0
+    """The same for the mean change."""
     original_difference: Measurement | None = None
     """The largest difference of a traced module in fp32 from the original loop of its model: in nats, or of
     outputs, relative above 1. None if there was no original to compare with.
@@ -291,7 +293,7 @@ class Spec:
         if not self.language_model:
             refuse_signature((inputs, outputs))
         answers, most, mean = limits(self.precision, self.memory_precision, self.target)
-        most, mean = max(most, ROUNDINGS * self.rounding), max(mean, self.rounding)
+        most, mean = max(most, ROUNDINGS * self.rounding), max(mean, ROUNDINGS * self.mean_rounding)
         return dataclasses.replace(
             self,
             inputs=(*inputs, *before),
@@ -322,8 +324,8 @@ class Spec:
         """The contract as JSON."""
         document = to_json(self)
         # Absent unless they say something.
-        facts = "without fixed_rows fixed_tokens moves_every drifts_from rounding original_difference "
-        facts += "equals_up_to not_compared"
+        facts = "without fixed_rows fixed_tokens moves_every drifts_from rounding mean_rounding "
+        facts += "original_difference equals_up_to not_compared"
         for name in facts.split():
             if getattr(self, name) == getattr(Spec, name):
                 del document[name]
@@ -514,7 +516,8 @@ def read_spec(path: Path) -> Spec:
     needed = (*GRAPH_FILES[spec.storage], *spec.token_graphs.values(), *vocab, REFERENCE, ANSWERS)
     missing = [name for name in needed if name not in spec.files]
     sizes = spec.fixed_rows or spec.fixed_tokens
-    traced = spec.form == "own" or not spec.language_model or spec.without or sizes or spec.rounding
+    rounding = spec.rounding or spec.mean_rounding
+    traced = spec.form == "own" or not spec.language_model or spec.without or sizes or rounding
     # The readers in C++ and JavaScript have the same rules.
     contradictions = {
         "its inputs, outputs, answers or tolerances do not follow from its model and precision": spec

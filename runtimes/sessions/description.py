@@ -42,6 +42,7 @@ def describe_spec(spec: Spec, folder: Path) -> dict[str, Any]:
         "moves_every": spec.moves_every,
         "drifts_from": spec.drifts_from,
         "rounding": spec.rounding,
+        "mean_rounding": spec.mean_rounding,
         "original_difference": spec.original_difference,
         "equals_up_to": spec.equals_up_to,
         "not_compared": list(spec.not_compared),

@@ -98,7 +98,7 @@ export function readSampling(bytes, where) {
  * @param {any} spec whose fields have their types
  */
 function contradiction(spec) {
-  const { model, form, rule, storage, files, without, rounding } = spec;
+  const { model, form, rule, storage, files, without, rounding, mean_rounding } = spec;
   const { fixed_rows: rows, fixed_tokens: counts } = spec;
   const { reaches, sublayers, layers, heads } = model;
   const facts = TABLES.forms[form];
@@ -108,7 +108,8 @@ function contradiction(spec) {
   const { inputs, outputs } = isLanguageModel(spec) ? languageModelTensors(model) : given;
   const state = stateTensors(spec);
   const after = state.map(({ present, dtype, shape }) => ({ name: present, dtype, shape }));
-  const traced = own || !isLanguageModel(spec) || without.length || rows || counts.length || rounding;
+  const sizes = rows || counts.length;
+  const traced = own || !isLanguageModel(spec) || without.length || sizes || rounding || mean_rounding;
   const ascending = counts.every(
     (/** @type {number} */ n, /** @type {number} */ i) => !i || counts[i - 1] < n,
   );
@@ -148,7 +149,7 @@ function contradiction(spec) {
     [
       "its tolerances do not follow from its precision",
       spec.tolerance !== Math.max(tolerances[0], TABLES.roundings * rounding) ||
-        spec.mean_tolerance !== Math.max(tolerances[1], rounding),
+        spec.mean_tolerance !== Math.max(tolerances[1], TABLES.roundings * mean_rounding),
     ],
     ["its graph was written, and has what only traced ones have", spec.exporter === "graph" && traced],
     ["its steps cannot be cut into its numbers of tokens", counts.length && !cuttable],

@@ -52,32 +52,43 @@ class OriginalStreams:
     def difference(self, session: Session) -> float:
         """The largest difference of a session's answers, in nats, or of outputs, relative above 1.
 
-        Raises ArtefactError if it is above the tolerance of the spec.
+        Raises ArtefactError if it, or the mean difference, is above the tolerance of the spec.
         """
         right = self._answers
         mine = answers_of(session, right, "answers to the original's streams")
-        worst = np.zeros(self._places.shape)
+        parts: list[tuple[np.ndarray, Any]]  # the differences [B, n, K] of an output, and which n places
         if isinstance(right, Reference):
             assert isinstance(mine, Reference)
-            worst = differences(mine.log_probs, right.log_probs)
-            last = differences(mine.last, right.last).max(axis=1)
-            worst[:, -1] = np.maximum(worst[:, -1], last)
+            parts = [
+                (differences(mine.log_probs, right.log_probs)[..., None], slice(None)),
+                (differences(mine.last, right.last)[:, None], slice(-1, None)),
+            ]
         else:
             assert not isinstance(mine, Reference)
-            for name, outputs in right.outputs.items():
-                apart = output_differences(mine.outputs[name], outputs)
-                apart = apart.reshape(*apart.shape[:2], -1).max(axis=2)
-                at = slice(None) if name in self._timed else np.cumsum(right.segments) - 1
-                worst[:, at] = np.maximum(worst[:, at], apart)
+            ends = np.cumsum(right.segments) - 1
+            parts = [
+                (output_differences(mine.outputs[name], x), slice(None) if name in self._timed else ends)
+                for name, x in right.outputs.items()
+            ]
+        worst, mean = np.zeros((2, *self._places.shape))
+        for part, at in parts:
+            apart = part.reshape(*part.shape[:2], -1)
+            worst[:, at] = np.maximum(worst[:, at], apart.max(axis=2))
+            mean[:, at] = np.maximum(mean[:, at], apart.mean(axis=2))
         if self._up_to is not None:
-            worst[self._places >= self._up_to] = 0
-        if not worst.max() <= self._spec.tolerance:
-            right_up_to = self._places[~(worst <= self._spec.tolerance)].min()
+            worst[self._places >= self._up_to] = mean[self._places >= self._up_to] = 0
+        for found, what, apart, limit in (
+            (float(worst.max()), "", worst, self._spec.tolerance),
+            (float(mean.mean()), " in the mean", mean, self._spec.mean_tolerance),
+        ):
+            if found <= limit:
+                continue
+            right_up_to = self._places[~(apart <= limit)].min()
             unit = " nats" if self._spec.language_model else ""
             cut = f", or set equals_up_to={right_up_to} if its memory is cut on purpose"
             raise ArtefactError(
-                f"{self._step.name} differs from its original by {worst.max():.3g}{unit} (more than "
-                f"{self._spec.tolerance:.1g}), from token {right_up_to + 1} of a text on; let `step` do what "
+                f"{self._step.name} differs from its original by {found:.3g}{unit}{what} (more than "
+                f"{limit:.1g}), from token {right_up_to + 1} of a text on; let `step` do what "
                 f"the original does{cut if right_up_to >= max(1, self._spec.rule.mem_len) else ''}."
             )
         return float(worst.max())

@@ -161,8 +161,11 @@ def trace(
         if drift := drift_of(step, rule, spec.form):
             warnings.warn(drift.sentence, stacklevel=2)
             spec = dataclasses.replace(spec, drifts_from=drift.position)
-        spec = dataclasses.replace(spec, rounding=step.rounding).completed()
-        exact = dataclasses.replace(exact, without=unkept, rounding=step.rounding).completed()
+        spec, exact = (
+            dataclasses.replace(x, rounding=step.rounding, mean_rounding=step.mean_rounding)
+            for x in (spec, dataclasses.replace(exact, without=unkept))
+        )
+        spec, exact = spec.completed(), exact.completed()
         session = ModuleSession(step, vocab, exact)
         up_to = getattr(module, "equals_up_to", None)
         streams = None

@@ -39,7 +39,8 @@ from xl_export.tensorrt.network import inline_attention, parser_errors, read_mod
 # which files the graph is, are not part of the step.
 FREE = {
     *("source", "producer", "measured", "concern", "files", "answers", "storage", "identity"),
-    *("memory_identity", "tolerance", "mean_tolerance", "drifts_from", "rounding", "original_difference"),
+    *("memory_identity", "tolerance", "mean_tolerance", "drifts_from", "rounding", "mean_rounding"),
+    "original_difference",
 }
 
 

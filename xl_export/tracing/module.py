@@ -323,7 +323,7 @@ class ModuleStep:
         self.inputs: dict[str, Input] = {INPUT: given} if isinstance(given, Input) else dict(given)
         self.moves_every: int | None = getattr(module, "moves_every", None)
         """If the memory moves only when so many tokens are complete, that number."""
-        self.rounding = 0.0
+        self.rounding = self.mean_rounding = 0.0
         """Of its answers, in nats, as `check_module` measures it and `spec.json` states it."""
         self.step_tokens: int | None = getattr(module, "step_tokens", None)
         """The most tokens that the module's own step takes; None for any number."""

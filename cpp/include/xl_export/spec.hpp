@@ -64,7 +64,8 @@ struct Spec {
   std::string target;     // onnxruntime, tensorrt or web
   std::string storage;    // where graph and weights are: external, single-file or ort
   double tolerance = 0, mean_tolerance = 0;  // of `check`, in nats
-  double rounding = 0;  // change of a traced module's answers if its weights are rounded once more, in nats
+  // Largest and mean change of a traced module's answers if its weights are rounded once more, in nats.
+  double rounding = 0, mean_rounding = 0;
   std::int64_t vocabulary = 0;               // V, the number of tokens; 0 of a step that is no language model
   std::int64_t segment = 0;                  // the most tokens of one step
   std::int64_t memory = 0;                   // the tokens that are remembered
@@ -347,11 +348,11 @@ inline Tensors refuse_contradictions(const Spec& spec, const json::Value& docume
   const json::Value& limits = table("limits").at(spec.precision + " " + memory_precision + " " + spec.target);
   refuse(document.at("answers").text != limits.items[0].text ||
              spec.tolerance != std::max(limits.items[1].number(), roundings * spec.rounding) ||
-             spec.mean_tolerance != std::max(limits.items[2].number(), spec.rounding),
+             spec.mean_tolerance != std::max(limits.items[2].number(), roundings * spec.mean_rounding),
          "its answers or tolerances do not follow from its precision");
   const std::vector<json::Value>& counts = document.at("fixed_tokens").items;
   const bool sizes = spec.fixed_rows || !counts.empty();
-  refuse(graph && (own || !words || !spec.without.empty() || sizes || spec.rounding > 0),
+  refuse(graph && (own || !words || !spec.without.empty() || sizes || spec.rounding + spec.mean_rounding > 0),
          "its graph was written, and has what only traced ones have");
   const bool ascending = counts.size() == spec.fixed_tokens.size() &&
                          std::is_sorted(counts.begin(), counts.end(), [](const auto& a, const auto& b) {
@@ -389,6 +390,7 @@ inline Spec parse_fields(const json::Value& document) {
   spec.storage = document.at("storage").text;
   spec.target = document.at("target").text;
   if (const json::Value* rounding = document.find("rounding")) spec.rounding = rounding->number();
+  if (const json::Value* mean = document.find("mean_rounding")) spec.mean_rounding = mean->number();
   spec.tolerance = document.at("tolerance").number();
   spec.mean_tolerance = document.at("mean_tolerance").number();
   spec.selective = is_selective(model);

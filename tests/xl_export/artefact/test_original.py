@@ -15,8 +15,10 @@ from runtimes.base.errors import ArtefactError
 from runtimes.cli.info import info_command
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import load_spec
+from runtimes.contract.vocabulary import IdsVocab
+from runtimes.tasks.check import check
 from tests.xl_export.tracing.modules import RULE, VOCAB, Base, M, T
-from xl_export import trace
+from xl_export import Sizes, trace
 from xl_export.artefact.original import OriginalStreams
 from xl_export.artefact.traced import module_spec
 from xl_export.tracing.module import ModuleStep, features
@@ -75,6 +77,34 @@ def doubled(inputs: Any, state: Any) -> Any:
     return outputs | {"last": 2 * outputs["last"]}, state
 
 
+class OddToken(nn.Module):
+    """A recurrent model in which roundings change the answers to token 0 by much, and those to no other.
+
+    wrong: the change of every logit in steps of more tokens than `right_up_to`.
+    """
+
+    def __init__(self, wrong: float = 0.0, right_up_to: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.wrong, self.right_up_to = wrong, right_up_to
+        self.sizes = Sizes(vocab_size=40, layers=1, d_model=8)
+        self.table, self.out, self.cell = nn.Embedding(40, 8), nn.Linear(8, 40), nn.GRUCell(8, 8)
+        self.odd = nn.Parameter(torch.tensor(0.7))
+
+    def start(self, batch: int) -> list[Tensor]:
+        return [torch.zeros(batch, 8)]
+
+    def step(self, tokens: Tensor, positions: Tensor, memory: Any) -> Any:
+        h, logits = memory[0], []
+        odd = torch.sin(self.odd * 4e5) * (torch.arange(40) == 0) / 2
+        signs = 1.0 - 2.0 * (torch.arange(40) % 2)
+        for n in range(tokens.shape[1]):
+            h = self.cell(self.table(tokens[:, n]), h)
+            wrong = self.wrong * signs * (tokens.shape[1] > self.right_up_to)
+            logits.append(self.out(h) + odd * (tokens[:, n, None] == 0) + wrong)
+        return torch.stack(logits, 1), [h]
+
+
 def difference(
     module: Any,
     original: Any,
@@ -129,6 +159,27 @@ def test_the_original_reads_only_the_end_of_a_long_text_in_pieces(monkeypatch: p
 def test_every_output_of_a_named_step_is_compared() -> None:
     with pytest.raises(ArtefactError, match=r"Sums differs from its original .* the original does\.$"):
         difference(Sums(), doubled)
+
+
+@pytest.mark.usefixtures("fast_traces")
+def test_one_ill_conditioned_token_leaves_the_tolerance_of_the_mean(tmp_path: Path) -> None:
+    def traced(module: Any) -> Path:
+        right = OddToken()
+
+        def original(tokens: Tensor, state: Any) -> Any:
+            logits, (h,) = right.step(tokens, tokens, [torch.zeros(1, 8) if state is None else state])
+            return logits, h
+
+        module.step_tokens = T if module.right_up_to else 1
+        return trace(module, tmp_path / "a", vocab=IdsVocab(40), rule=RULE, original=original, force=True)
+
+    spec = load_spec(traced(OddToken()))
+    assert spec.mean_tolerance < 0.005 < 0.1 < spec.tolerance
+    assert check(tmp_path / "a").passed
+    with pytest.raises(ArtefactError, match=r"differs from its original by .* in the mean"):
+        traced(OddToken(0.01))
+    with pytest.raises(ArtefactError, match=r"in segments and token by token, by .* nats in the mean"):
+        traced(OddToken(0.01, right_up_to=1))
 
 
 @pytest.mark.usefixtures("fast_traces")

@@ -189,7 +189,7 @@ def test_the_tolerance_follows_the_roundings_of_the_module(tmp_path: Path) -> No
     exact = [weight.clone() for weight in module.parameters()]
     spec = load_spec(trace(module, tmp_path / "a", vocab=VOCAB, rule=RULE))
     assert spec.tolerance == 16 * spec.rounding > 1e-4
-    assert spec.mean_tolerance == max(1e-4, spec.rounding)
+    assert spec.mean_tolerance == max(1e-4, 16 * spec.mean_rounding) < spec.tolerance
     assert all(torch.equal(*pair) for pair in zip(exact, module.parameters(), strict=True))
     assert "rounding    answers change by " in CliRunner().invoke(info_command, [str(tmp_path / "a")]).output
     with torch.no_grad():
