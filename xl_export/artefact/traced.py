@@ -153,6 +153,11 @@ def trace(
                 f"rows is {rows}, and the rows of {step.name} change each other (without has `rows`); give "
                 "rows=1."
             )
+        if "rows" in unkept and rows is None and (step.step_tokens or rule.segment) < rule.segment:
+            raise ConfigError(
+                f"a graph computes {rule.segment} tokens of {step.name} at once, as rows, and its rows "
+                "change each other (without has `rows`); give rows=1."
+            )
         if "cuts" in unkept and spec.fixed_tokens:
             raise ConfigError(
                 f"tokens is {_listed(spec.fixed_tokens)}, so a session cuts steps, and the answers of "

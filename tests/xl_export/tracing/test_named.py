@@ -323,6 +323,12 @@ def test_a_graph_may_have_fixed_sizes(module_artefact: Callable[[str], Path], tm
     rule = MemoryRule(mem_len=M, segment=2)
     with pytest.raises(UserError, match=r"rows is 2, and the rows of MixedRows change each other"):
         trace(modules.MixedRows(), tmp_path / "a", rule=rule, without={"padding", "rows"}, rows=2)
+    mixed: Any = modules.MixedRows()
+    mixed.step_tokens = 1
+    with pytest.raises(
+        UserError, match=r"2 tokens of MixedRows at once, .*\(without has `rows`\); give rows=1"
+    ):
+        trace(mixed, tmp_path / "a", rule=rule, without={"padding", "rows"})
     with pytest.raises(UserError, match=r"test_named.py:\d+, your code\) fixes batch .* to 3.*rows=1"):
         trace(Static(), tmp_path / "a", rule=rule, without={"padding"})
     assert list(tmp_path.iterdir()) == []
