@@ -176,3 +176,13 @@ def test_released_specs_are_read_by_all(readers: Readers) -> None:
     assert RELEASED
     for folder in RELEASED:
         assert set(readers.verdicts((folder / SPEC).read_bytes()).values()) == {""}, folder
+
+
+def test_tolerances_follow_the_roundings_in_all(readers: Readers) -> None:
+    document = json.loads((ROOT / "examples" / "policy" / "cartpole" / SPEC).read_text())
+    del document["digest"]
+    document |= {"rounding": 0.0078125, "mean_rounding": 0.00390625, "tolerance": 0.125}
+    for mean_tolerance, read in ((0.0625, True), (0.125, False)):
+        document["mean_tolerance"] = mean_tolerance
+        verdicts = readers.verdicts(resealed(written(document)))
+        assert {not sentence for sentence in verdicts.values()} == {read}, verdicts
