@@ -278,6 +278,7 @@ export interface SpecialTokens {
   unknown?: number;
   padding?: number;
   end_of_line?: number;
+  first?: number;
 }
 
 /** One input or output of the graph; names stand for the sizes that vary. */

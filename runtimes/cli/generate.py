@@ -23,6 +23,7 @@ from runtimes.contract.vocabulary import Vocab, decode
 from runtimes.sessions.open import open_session
 from runtimes.tasks.beams import LENGTH_PENALTIES, Continuation, beam_search, best_of
 from runtimes.tasks.generate import Piece, Prompt, encode_prompt, generate
+from runtimes.tasks.text_rows import tokens_around
 
 # An option that is not given is None. The --top-k of a command may be 0, for all tokens.
 sampling_options = options_of(Sampler, defaults=False, top_k=click.IntRange(0, MOST_TOP_K))
@@ -32,7 +33,7 @@ sampling_options = options_of(Sampler, defaults=False, top_k=click.IntRange(0, M
     "generate",
     cls=LongCommand,
     sections={
-        "Prompts": "--prompt --prompt-ids --prompts --format",
+        "Prompts": "--prompt --prompt-ids --prompts --format --bos",
         "Output": "--tokens --stop --ids --json",
         "Sampling, by default as the model recommends": " ".join(
             [*(each.option.name for each in SETTINGS.values()), "--seed"]
@@ -67,6 +68,12 @@ sampling_options = options_of(Sampler, defaults=False, top_k=click.IntRange(0, M
     type=click.Choice(FORMATS),
     help="Whether each line of --prompts is a text, or JSON. By default the first line that is not empty "
     "decides: an object, a list or a string in quotation marks is JSON.",
+)
+@click.option(
+    "--bos",
+    is_flag=True,
+    help="Put the token that goes before a text before each prompt that is a text, as transformers does for "
+    "many models.",
 )
 @click.option(
     "--tokens",
@@ -142,6 +149,7 @@ def generate_command(
     prompt_ids: tuple[str, ...],
     prompts_file: Path | None,
     form: Format | None,
+    bos: bool,
     max_tokens: int,
     seed: int,
     stop: tuple[str, ...],
@@ -188,6 +196,12 @@ def generate_command(
         raise UserError("--json has the ids of every token already; leave out --ids.")
     session = open_session(path, threads=threads, device=device)
     given = read_prompts(prompts, prompt_ids, prompts_file, form=form, vocab=session.vocab)
+    if bos:
+        before, _ = tokens_around(session.vocab, bos=True, eos=False)
+        given = [
+            [before, *session.vocab.encode(prompt).tolist()] if isinstance(prompt, str) else prompt
+            for prompt in given
+        ]
     sampler = session.sampler.replaced(**sampling)
     if searches:
         search = (

@@ -123,7 +123,7 @@ def _size(text: str) -> TextSize:
 
 def _decoded_size(vocab: Vocab, tokens: np.ndarray) -> TextSize:
     special = vocab.special
-    marks = [special.end_of_document, special.beginning, special.padding]
+    marks = [special.end_of_document, special.beginning, special.first, special.padding]
     without_text = {token for token in marks if token is not None and token != special.end_of_line}
     text = decode(vocab, (token for token in tokens.tolist() if token not in without_text))
     characters = len(text)

@@ -12,7 +12,7 @@ import json
 import shlex
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +191,9 @@ def vocabulary_of(folder: Path, size: int, stated: Any) -> tuple[Vocab, list[str
     named = {name: token for name, token in found.special.to_json().items() if token < size}
     marked = [token for token in _marked(found) if token < size]
     special = special_tokens(named, stated, marked)
+    first = _before_texts(found)
+    if len(first) == 1 and first[0] < size:
+        special = replace(special, first=first[0])
     vocab = SubwordVocab(found.library, found.content, size=size, special=special)
     notes = _other_ends(vocab, stated)
     if found.size < size:
@@ -201,11 +204,12 @@ def vocabulary_of(folder: Path, size: int, stated: Any) -> tuple[Vocab, list[str
         notes.append(
             f"the last {found.size - size:,} of the {found.size:,} tokens in {path.name} are not in the model"
         )
-    if first := _before_texts(found):
+    if first:
         listed = ",".join(map(str, first))
+        how = f"--prompt-ids {listed},…" if vocab.special.first is None else "--bos, and score with it"
         notes.append(
             f"transformers begins each text with the token {listed}, and prompts here do not; generate with "
-            f"--prompt-ids {listed},…"
+            f"{how}"
         )
     return vocab, notes
 

@@ -88,15 +88,17 @@ class SpecialTokens:
     target.
     """
     end_of_line: int | None = None  # a newline in a vocabulary of words
+    first: int | None = None  # preceded each text in training, as the model's tokenizer puts it
 
     @property
     def before_text(self) -> int | None:
         """The token from which the first token of a text is predicted, as a model has learned it.
 
         In the streams of training, here and in fairseq, that is the end of the document before. Without such
-        a token it is the beginning, as `<S>` before a sentence, or the end of a line.
+        a token it is the beginning, as `<S>` before a sentence, or the end of a line. A model whose tokenizer
+        put a token before each text has learned from that, and the vocabulary says so with `first`.
         """
-        return _first_of(self.end_of_document, self.beginning, self.end_of_line)
+        return _first_of(self.first, self.end_of_document, self.beginning, self.end_of_line)
 
     @property
     def after_text(self) -> int | None:

@@ -23,7 +23,7 @@ from runtimes.base.text import byte_lines
 from runtimes.cli.lines import read_texts
 from runtimes.contract.vocabulary import CharVocab
 from runtimes.tasks.text_rows import TextToScore
-from tests.commands import refused
+from tests.commands import refused, xl
 from xl_export.cli.main import main
 
 
@@ -257,3 +257,10 @@ def test_lines_are_answered_at_once_until_the_pipe_closes(artefacts: dict[str, P
             pass
         assert process.wait(timeout=280) == 1
         assert process.stderr.read() == b""
+
+
+def test_generate_also_puts_the_token_before_a_text(words: Path) -> None:
+    options = ("--tokens", 3, "--temperature", 0, "--ids")
+    begun = xl("generate", words, "--prompt", "a b", "--bos", *options).stdout
+    assert begun == xl("generate", words, "--prompt-ids", "1,2,3", *options).stdout
+    assert begun == xl("generate", words, "--prompt-ids", "1,2,3", "--bos", *options).stdout

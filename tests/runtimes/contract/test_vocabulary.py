@@ -186,6 +186,7 @@ def test_special_tokens_of_words_are_known() -> None:
     assert (vocab.special.before_text, vocab.special.after_text) == (3, 0)
     assert WordVocab(["a"]).special == SpecialTokens()
     assert SpecialTokens(end_of_document=5, end_of_line=4, beginning=3).before_text == 5
+    assert SpecialTokens(end_of_document=5, beginning=3, first=3).before_text == 3
 
 
 def test_a_word_vocabulary_respects_its_maximum_size() -> None:

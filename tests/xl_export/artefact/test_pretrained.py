@@ -217,8 +217,9 @@ def test_a_token_before_each_text_is_noted(mamba: Path, tmp_path: Path) -> None:
         single=f"{END} $A {END}", special_tokens=[(END, 0)]
     )
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    _, (note,) = vocabulary_of(tmp_path, 290, SimpleNamespace())
-    assert "generate with --prompt-ids 0,…" in note
+    vocab, (note,) = vocabulary_of(tmp_path, 290, SimpleNamespace(eos_token_id=0))
+    assert "generate with --bos" in note
+    assert vocab.special == SpecialTokens(end_of_document=0, first=0)
 
 
 def test_a_folder_without_a_tokenizer_has_ids(tmp_path: Path) -> None:

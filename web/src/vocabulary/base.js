@@ -133,7 +133,7 @@ export function checkedIds(ids, size, what) {
  * @param {any} data @param {number} size @param {string} where @returns {SpecialTokens}
  */
 export function specialTokens(data, size, where) {
-  const known = ["end_of_document", "beginning", "unknown", "padding", "end_of_line"];
+  const known = ["end_of_document", "beginning", "first", "unknown", "padding", "end_of_line"];
   const special = data.special ?? {};
   const fits = (/** @type {[string, any]} */ [name, token]) =>
     known.includes(name) && Number.isInteger(token) && token >= 0 && token < size;

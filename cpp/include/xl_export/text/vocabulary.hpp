@@ -24,6 +24,7 @@ struct SpecialTokens {
   std::int64_t unknown = -1;
   std::int64_t padding = -1;
   std::int64_t end_of_line = -1;
+  std::int64_t first = -1;  // preceded each text in training
 };
 
 // Decodes one stream of tokens. What add() returns for its tokens one by one, and then rest(), is together
@@ -97,6 +98,7 @@ inline SpecialTokens read_special(const json::Value& document, std::int64_t size
   };
   read("end_of_document", special.end_of_document);
   read("beginning", special.beginning);
+  read("first", special.first);
   read("unknown", special.unknown);
   read("padding", special.padding);
   read("end_of_line", special.end_of_line);
