@@ -24,12 +24,11 @@ export function numBytes(dtype, shape) {
 /** Whether all numbers of a tensor are finite. @param {Uint8Array} bytes @param {keyof typeof TYPES} dtype */
 export function areFinite(bytes, dtype) {
   const { array, exponent } = TYPES[dtype];
-  const size = array.BYTES_PER_ELEMENT;
-  const Bits = size === 2 ? Uint16Array : Uint32Array;
-  return (
-    !exponent ||
-    new Bits(bytes.buffer, bytes.byteOffset, bytes.length / size).every(
-      (bits) => (bits & exponent) !== exponent,
-    )
-  );
+  if (!exponent) return true;
+  const { buffer, byteOffset, length } = bytes;
+  const numbers =
+    array.BYTES_PER_ELEMENT === 2
+      ? new Uint16Array(buffer, byteOffset, length / 2)
+      : new Uint32Array(buffer, byteOffset, length / 4);
+  return numbers.every((bits) => (bits & exponent) !== exponent);
 }
