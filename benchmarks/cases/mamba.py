@@ -48,7 +48,7 @@ class Side(Protocol):
         """Those of the token after the prompt [V]; NaN for a token that is not reported."""
 
     def turn(self, tokens: int) -> float:
-        """Milliseconds per token of so many tokens, one after another."""
+        """Milliseconds per token, for tokens one after another."""
 
 
 class _Stepped:

@@ -17,11 +17,11 @@ from torch.overrides import TorchFunctionMode
 
 from runtimes.base.errors import ConfigError, first_line, needs
 from runtimes.base.ranges import Range
+from runtimes.contract.memory import FAR
 from xl_export.tracing.module import Sizes
 
 RECURRENT = 64  # tokens of memory in the rule of a model whose memory has no length
 NO_LIMIT = 1 << 40  # tokens
-FAR = 10_000_000  # a position that a stream reaches
 POSITIONS = "max_position_embeddings"  # by which transformers finds how many positions there are
 UNSTEADY = ("dynamic", "longrope")  # rotary angles that depend on the length of the text
 
@@ -214,8 +214,8 @@ class _FromTransformers(nn.Module):
                 raise ConfigError(
                     f"{type(self.model).__name__} keeps every token in layer {listed}"
                     f"{', …' if len(growing) > 4 else ''}, and a memory has a bound; give window, the number "
-                    "of tokens that a token of these layers sees: the artefact equals the model for texts of "
-                    "up to so many tokens."
+                    "of tokens that a token of these layers sees: the artefact equals the model for texts "
+                    "of at most that length."
                 )
         elif any(tokens > window for tokens in own.values()):
             self.equals_up_to = window

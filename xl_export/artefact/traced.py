@@ -99,7 +99,7 @@ def trace(
       `step`, but of one row and of any number of next tokens; the state None begins a stream; the outputs are
       as `step` returns them. Module and artefact must give its answers, and the artefact states the largest
       difference. None is the attribute `original` of the module, as adapters set it, if it has one. If the
-      module has an attribute `equals_up_to`, only texts of up to so many tokens are compared.
+      module has an attribute `equals_up_to`, only texts of at most that length are compared.
 
     First the module is compared with itself (`xl_export/tracing/verify.py`). Then its graph is compared with
     it, as in `xl_export.export`. Raises UserError if either fails, and if the step cannot be traced;

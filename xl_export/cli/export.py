@@ -73,7 +73,7 @@ class Counts(click.ParamType):
     "--window",
     type=click.IntRange(min=2),
     help="For a model of Hugging Face whose memory grows: the number of tokens that a token sees in layers "
-    "with full attention. The artefact equals the model for texts of up to so many tokens.",
+    "with full attention. The artefact equals the model for texts of at most that length.",
 )
 @click.option(
     "--single-file",

@@ -322,7 +322,7 @@ class ModuleStep:
         self._bare = self.language_model or isinstance(given, Input)
         self.inputs: dict[str, Input] = {INPUT: given} if isinstance(given, Input) else dict(given)
         self.moves_every: int | None = getattr(module, "moves_every", None)
-        """If the memory moves only when so many tokens are complete, that number."""
+        """Number of complete tokens at which the memory moves; None if it moves with every token."""
         self.rounding = self.mean_rounding = 0.0
         """Of its answers, in nats, as `check_module` measures it and `spec.json` states it."""
         self.step_tokens: int | None = getattr(module, "step_tokens", None)

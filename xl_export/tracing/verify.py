@@ -24,8 +24,8 @@ from runtimes.contract.spec import MAX_ROUNDING, ROUNDINGS
 from runtimes.contract.tensors import FORM_FACTS, AnyForm
 from xl_export.tracing.module import LOGITS, ModuleStep, drawn_input, in_a_sentence
 from xl_export.tracing.progress import stage
+from xl_export.tracing.state import TOLERANCE
 
-TOLERANCE = 1e-4  # nats; of two ways to compute the same in float32
 ROUNDED = 2  # times that the weights are rounded at random
 PADDING = 3  # tokens
 ROWS = 3  # texts, unless the module computes a fixed number of rows
