@@ -27,7 +27,7 @@ def hooks() -> ModuleType:
 
 
 def write_demo(hooks: ModuleType, folder: Path) -> None:
-    hooks.on_files(None, config={"site_dir": str(folder)})
+    hooks.write_demo({"site_dir": str(folder)})
 
 
 def test_the_demo_lists_both_models(
@@ -69,3 +69,17 @@ def test_only_a_site_with_the_demo_links_to_it(hooks: ModuleType, tmp_path: Path
     assert "href=" not in hooks.on_page_markdown(text, page=page, config=config)
     (tmp_path / "demo").mkdir()
     assert '<a href="../../demo/">' in hooks.on_page_markdown(text, page=page, config=config)
+
+
+def test_a_link_to_an_example_leads_to_its_page(hooks: ModuleType, tmp_path: Path) -> None:
+    files = [SimpleNamespace(src_uri=f"source/examples/{name}") for name in ("a.py.md", "b/README.md")]
+    text = "[a](../../examples/a.py) [b](../../examples/b/README.md#c) [d](../../examples/d.py) [e](e.md)"
+
+    def shown(uri: str, text: str) -> str:
+        page = SimpleNamespace(url="x/", file=SimpleNamespace(src_uri=uri), meta={})
+        return str(hooks.on_page_markdown(text, page=page, config={"site_dir": str(tmp_path)}, files=files))
+
+    guide = "[a](../source/examples/a.py.md) [b](../source/examples/b/README.md#c) `examples/d.py` [e](e.md)"
+    assert shown("guides/x.md", text) == guide
+    example = shown("source/examples/b/README.md", "[a](../a.py) [c](#c) [text](../../docs/guides/text.md)")
+    assert example == "[a](../a.py.md) [c](#c) [text](../../../guides/text.md)"
