@@ -39,6 +39,13 @@ export interface OpenOptions {
   vendor?: string | URL;
   /** Whether the model runs in a worker, so that the page stays responsive. False by default. */
   worker?: boolean;
+  /** The only `Model.identity` that is accepted. */
+  expectedIdentity?: string;
+  /**
+   * An Ed25519 public key, as the text of a PEM file: only an artefact whose `spec.json` was signed with its
+   * private key is accepted. It needs a browser of 2025, and a page over HTTPS or from this machine.
+   */
+  publicKey?: string;
   /** False copies the memory in every step. It is there for comparisons. */
   inPlace?: boolean;
 }

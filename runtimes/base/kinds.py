@@ -116,14 +116,14 @@ ARTEFACT = Kind(
     what="an artefact",
     marker="spec.json",
     proofs=("reference.json",),
-    names=("sampling.json", "genai_config.json"),
+    names=("spec.json.sig", "sampling.json", "genai_config.json"),
     lists=("spec.json",),
 )
 ENGINE = Kind(
     what="an engine",
     marker="build.json",
     proofs=("step.plan",),
-    names=("sampling.json",),
+    names=("build.json.sig", "sampling.json"),
     lists=("build.json",),
 )
 RUN = Kind(
@@ -151,7 +151,7 @@ SITE = Kind(
     what="a web page",
     marker="site.json",
     proofs=("page/main.js",),
-    names=("models/*/spec.json", "models/*/sampling.json"),
+    names=("models/*/spec.json", "models/*/spec.json.sig", "models/*/sampling.json"),
     lists=("site.json", "models/*/spec.json"),
     unlisted=("index.html", "page/*", "src/*", "src/*/*", "vendor/*"),
 )

@@ -71,6 +71,15 @@ def read_sealed(cls: type[Record], path: Path, *, schema: int, what: str, again:
         raise ArtefactError(f"{str(error).rstrip('.')}; {other}") from error
 
 
+def refuse_other_identity(path: Path, found: str, expected: str | None) -> None:
+    """Raises ArtefactError if an identity is expected and another one was found."""
+    if expected is not None and found != expected:
+        raise ArtefactError(
+            f"{path} has the identity {found}, expected {expected:.64}; copy the expected one there, or "
+            "change the expected identity."
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class FileFacts:
     """Hash and size of a file, as a sealed document records them."""

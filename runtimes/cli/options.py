@@ -140,6 +140,12 @@ device_option = click.option(
     "in TensorFloat-32, which is faster and as inexact as fp16. auto takes the best that passes a small "
     "test, and says why it takes none that is installed; `xl-export devices` lists what this machine has.",
 )
+public_key_option = click.option(
+    "--public-key",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Accept only an artefact that was signed with the private key of this Ed25519 key (PEM).",
+)
 json_option = click.option(
     "--json",
     "as_json",

@@ -160,9 +160,11 @@ def is_language_model(session: Session) -> bool:
 class Opener(Protocol):
     """A session class, or a module with these functions: it opens a kind of folder and describes one."""
 
-    def open(self, folder: Path, *, threads: int | None = None, device: Device = AUTO) -> Session:
+    def open(
+        self, folder: Path, *, threads: int | None = None, device: Device = AUTO, identity: str | None = None
+    ) -> Session:
         """A session over the verified content of `folder`; raises ConfigError for a device that cannot
-        compute it.
+        compute it, and ArtefactError if its identity is not `identity`.
         """
         ...
 

@@ -30,6 +30,7 @@ from runtimes.base.sealed import (
     read_sealed,
     read_verified,
     reading_verified,
+    refuse_other_identity,
     verify_file,
     write_sealed,
 )
@@ -472,9 +473,12 @@ def load_language_model(folder: Path) -> Spec:
 
 
 @contextlib.contextmanager
-def open_artefact(folder: Path, *, wanted: Collection[str]) -> Iterator[tuple[Spec, dict[str, Content]]]:
+def open_artefact(
+    folder: Path, *, wanted: Collection[str], identity: str | None = None
+) -> Iterator[tuple[Spec, dict[str, Content]]]:
     """The spec of an artefact folder as `load_spec` verifies it, and the content of some of its files.
 
+    identity: the only one that is accepted; None accepts every artefact.
     wanted: names of files. Their content is exactly what was verified, whatever happens to the folder since.
     The weights are hashed by another thread while the body of the `with` statement runs, and verified at its
     end; until then it must give nothing away that it made of them. All other files are verified before.
@@ -489,6 +493,7 @@ def open_artefact(folder: Path, *, wanted: Collection[str]) -> Iterator[tuple[Sp
         made = f"make one with `xl-export export {folder if is_run else 'RUN'} --out ARTEFACT`"
         raise ArtefactError(f"{folder} {found}; {made}.")
     spec = read_spec(path)
+    refuse_other_identity(path, spec.identity, identity)
     if wanted:
         wanted = {*wanted, *spec.token_graphs.values()}
     contents: dict[str, Content] = {}

@@ -21,7 +21,9 @@ SINGLE_TOKENS = 8  # enough for a CUDA graph in both directions
 BEST = Device("cuda")
 
 
-def open(folder: Path, *, threads: int | None = None, device: Device = AUTO) -> Session:
+def open(
+    folder: Path, *, threads: int | None = None, device: Device = AUTO, identity: str | None = None
+) -> Session:
     """The session over an artefact whose every hash was verified.
 
     With `auto` it is the first GPU if ONNX Runtime has CUDA and reproduces the reference's answers to
@@ -30,7 +32,7 @@ def open(folder: Path, *, threads: int | None = None, device: Device = AUTO) -> 
     here.
     """
     refuse_for_artefact(device, folder)
-    with read_artefact(folder) as (spec, contents):
+    with read_artefact(folder, identity) as (spec, contents):
         if device == CPU or (device == AUTO and not _has_cuda()):
             # A package for GPUs is installed and is not used: that must not pass silently.
             if device == AUTO and (fault := fault_of_both()):

@@ -272,12 +272,15 @@ class _Binding:
         return io
 
 
-def read_artefact(folder: Path) -> AbstractContextManager[tuple[Spec, dict[str, Content]]]:
+def read_artefact(
+    folder: Path, identity: str | None = None
+) -> AbstractContextManager[tuple[Spec, dict[str, Content]]]:
     """The spec of an artefact folder and the content of what a session loads.
 
     The weights are verified at the end of the `with` statement; see `open_artefact`.
     """
-    return open_artefact(folder, wanted=(GRAPH, ORT_GRAPH, FUSED, CUDA_GRAPH, WEIGHTS, *VOCAB_FILES))
+    wanted = (GRAPH, ORT_GRAPH, FUSED, CUDA_GRAPH, WEIGHTS, *VOCAB_FILES)
+    return open_artefact(folder, wanted=wanted, identity=identity)
 
 
 def vocab_of(spec: Spec, folder: Path, contents: Mapping[str, Content]) -> Vocab | None:

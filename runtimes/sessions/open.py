@@ -6,10 +6,12 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, cast
 
-from runtimes.base.errors import ArtefactError, MissingPackageError, StreamError
+from runtimes.base.errors import ArtefactError, ConfigError, MissingPackageError, StreamError
 from runtimes.base.folders import refuse_dataset, refuse_no_folder
 from runtimes.base.ranges import Range
 from runtimes.base.records import to_json
+from runtimes.base.sealed import refuse_other_identity
+from runtimes.base.signature import signed_identity
 from runtimes.base.startup import prepare_libraries
 from runtimes.contract.device import Device
 from runtimes.contract.sampling import read_sampling
@@ -27,13 +29,23 @@ OPENERS = {
 THREADS = Range(1, 1024, whole=True)
 
 
-def open_session(path: Path | str, *, threads: int | None = None, device: Device | str = "auto") -> Session:
+def open_session(
+    path: Path | str,
+    *,
+    threads: int | None = None,
+    device: Device | str = "auto",
+    expected_identity: str | None = None,
+    public_key: Path | str | None = None,
+) -> Session:
     """A session for an artefact (ONNX Runtime), an engine (TensorRT) or a run (PyTorch).
 
     threads: the number of CPU threads; all CPUs that this process may use when None. PyTorch has one number
     for the whole process. An engine accepts none. device: `auto`, or the name of what computes, such as `cpu`
     or `cuda:1`. With `auto` it is the best that passes a small test when the folder is opened; if something
-    better is installed and cannot be used, a warning says why, once. Raises ArtefactError for a folder
+    better is installed and cannot be used, a warning says why, once. expected_identity: the only
+    `Session.identity` that is accepted. public_key: a PEM file; only an artefact whose spec.json (an engine
+    whose build.json) was signed with its private key is accepted, and the extra `sign` is needed. Both are
+    verified before a model is loaded. Raises ArtefactError for a folder
     of another kind or a damaged one, StreamError for an impossible number of threads, ConfigError for a
     device that is unknown or that does not compute such a folder, and MissingPackageError for one that cannot
     be used here.
@@ -43,10 +55,26 @@ def open_session(path: Path | str, *, threads: int | None = None, device: Device
     folder = Path(path)
     chosen = Device.parse(device)
     opener = opener_of(folder)
+    if public_key is not None:
+        sealed = _sealed_file(folder)
+        signed = signed_identity(sealed, Path(public_key))
+        refuse_other_identity(sealed, signed, expected_identity)
+        expected_identity = signed  # whatever happens to the folder since, what is opened was signed
     sampler = read_sampling(folder)
-    session = opener.open(folder, threads=threads, device=chosen)
+    session = opener.open(folder, threads=threads, device=chosen, identity=expected_identity)
     session.sampler = sampler
     return session
+
+
+def _sealed_file(folder: Path) -> Path:
+    """The file whose SHA-256 is the identity of an artefact or an engine, which lists all others."""
+    for name in (BUILD, SPEC):
+        if (folder / name).is_file():
+            return folder / name
+    raise ConfigError(
+        f"{folder} is neither an artefact nor an engine, and only these are signed; export it, or open it "
+        "without a key."
+    )
 
 
 def describe(path: Path | str) -> dict[str, Any]:

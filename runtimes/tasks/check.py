@@ -89,15 +89,24 @@ class CheckReport:
         return dict(self.__dict__)
 
 
-def check(artefact: Path | str, *, threads: int | None = None, device: Device | str = "auto") -> CheckReport:
+def check(
+    artefact: Path | str,
+    *,
+    threads: int | None = None,
+    device: Device | str = "auto",
+    expected_identity: str | None = None,
+    public_key: Path | str | None = None,
+) -> CheckReport:
     """Compares every log-probability on this device with the reference of an artefact or engine.
 
-    threads, device: as in `open_session`. Raises ArtefactError for a folder that is damaged or has no
-    reference, such as a run.
+    The other arguments are those of `open_session`. Raises ArtefactError for a folder that is damaged or has
+    no reference, such as a run.
     """
     folder = Path(artefact)
     chosen = Device.parse(device)
-    session = open_session(folder, threads=threads, device=chosen)
+    session = open_session(
+        folder, threads=threads, device=chosen, expected_identity=expected_identity, public_key=public_key
+    )
     if session.spec is None:
         raise ArtefactError(
             f"{folder} is a run, the reference itself; check the artefact that `xl-export export` makes of "

@@ -198,9 +198,9 @@ class PythonSession:
         memory = self.streams.get(given.get("stream", ""))
         return answer | ({"positions": memory.positions.tolist()} if memory else {})
 
-    def open(self, model: str) -> None:
+    def open(self, model: str, **trusted: str) -> None:
         """Whether an artefact opens; the session stays what it was."""
-        runtimes.open_session(Path(model), threads=1, device="cpu")
+        runtimes.open_session(Path(model), threads=1, device="cpu", **trusted)
 
     def start(self, stream: str, rows: int = 1) -> None:
         self.streams[stream] = self.session.start(rows)

@@ -46,8 +46,11 @@ class Commands:
     def start(self, stream: str, rows: int = 1) -> dict[str, Any]:
         return {} if rows == 1 else LACKS
 
-    def open(self, model: str) -> dict[str, Any]:
-        return self._run("check", model)
+    def open(self, model: str, **trusted: str) -> dict[str, Any]:
+        options = {"expected_identity": "--identity", "public_key": "--public-key"}
+        return self._run(
+            "check", model, *(word for name in trusted for word in (options[name], trusted[name]))
+        )
 
     def generate(self, stream: str, max_tokens: int, **given: Any) -> dict[str, Any]:
         stop, tokens = given.pop("stop", []), given.pop("tokens", None)

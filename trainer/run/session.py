@@ -17,6 +17,7 @@ import numpy as np
 from runtimes.base.errors import MissingPackageError, StreamError, first_line, needs
 from runtimes.base.progress import say_once
 from runtimes.base.records import to_json
+from runtimes.base.sealed import refuse_other_identity
 from runtimes.contract.checks import (
     checked_lengths,
     checked_targets,
@@ -114,6 +115,7 @@ class TorchSession:
         *,
         threads: int | None = None,
         device: Device = AUTO,
+        identity: str | None = None,
         rule: MemoryRule | None = None,
     ) -> TorchSession:
         """A session over the last checkpoint of a run.
@@ -132,6 +134,7 @@ class TorchSession:
         run = load_run(folder)
         chosen = rule or run.config.evaluation
         session = cls(run.model.eval(), run.vocab, chosen, weights=run.sha256)
+        refuse_other_identity(folder, session.identity, identity)
         if device == CPU:
             return session
         return session._on_first_gpu() if device.kind == "auto" else session._on(device)

@@ -5,6 +5,7 @@ import { loadLibrary, loadRuntime } from "./engine/runtime.js";
 import { createSessions } from "./engine/session.js";
 import { MissingError, XLExportError, firstLine, shown } from "./errors.js";
 import { Counter, verifiedFiles } from "./files/download.js";
+import { verifySignature } from "./files/signature.js";
 import { inNode, sourceOf } from "./files/source.js";
 import { Model } from "./model.js";
 import { loadReference } from "./reference.js";
@@ -43,7 +44,7 @@ const DEVICES = ["auto", "wasm", "webgpu", "native"];
  * @returns {Promise<Model>}
  */
 export async function openHere(address, options = {}) {
-  const { device = "auto", threads = 1, onProgress, signal, vendor } = options;
+  const { device = "auto", threads = 1, onProgress, signal, vendor, expectedIdentity, publicKey } = options;
   if (!DEVICES.includes(device)) {
     throw new XLExportError(
       `device is ${shown(device)}; expected ${DEVICES.slice(0, -1).join(", ")} or native.`,
@@ -54,8 +55,15 @@ export async function openHere(address, options = {}) {
   }
   const source = sourceOf(address);
   const head = await source.read(SPEC, { most: MOST_SPEC_BYTES, signal });
+  if (publicKey !== undefined) await verifySignature(source, head, publicKey, signal);
   const counter = new Counter(onProgress);
   const { spec, identity } = await readSpec(head, `${SPEC} of ${source.name}`);
+  if (expectedIdentity !== undefined && expectedIdentity !== identity) {
+    throw new XLExportError(
+      `${SPEC} of ${source.name} has the identity ${identity}, expected ${String(expectedIdentity)}; copy ` +
+        "the expected one there, or change the expected identity.",
+    );
+  }
   refuseUnserved(spec, `${SPEC} of ${source.name}`);
   const read = verifiedFiles(source, spec, { counter, signal });
   const graphs = graphsOf(spec).map(({ name }) => name);

@@ -32,12 +32,14 @@ const positions = (/** @type {any} */ memory) => Array.from(memory.positions, Nu
 
 /** @type {Record<string, (asked: any, memory: any) => any>} */
 const operations = {
-  async open({ model: address, device = "wasm", worker = false, more = {} }) {
+  async open({ model: address, device = "wasm", worker = false, more = {}, ...trusted }) {
     vocabulary = null;
     streams.clear();
     await model?.close();
     model = null;
-    model = await open(address, { device, worker, ...more });
+    const { expected_identity: expectedIdentity, public_key: key } = trusted;
+    const publicKey = key && readFileSync(key, "utf-8");
+    model = await open(address, { device, worker, expectedIdentity, publicKey, ...more });
     return { size: model.spec.model.vocab_size, memory: model.facts.memory };
   },
   async sampling({ folder }) {

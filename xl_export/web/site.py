@@ -192,7 +192,9 @@ def _warning(artefact: Path, spec: Spec) -> str | None:
 def _copy_artefact(artefact: Path, spec: Spec, target: Path) -> None:
     """Copies the files that a browser reads, and verifies by their hashes."""
     target.mkdir(parents=True)
-    shutil.copyfile(artefact / SPEC, target / SPEC)
+    for name in (SPEC, f"{SPEC}.sig"):
+        if (artefact / name).is_file():  # the signature is optional
+            shutil.copyfile(artefact / name, target / name)
     write_sampling(target, read_sampling(artefact))
     for name in spec.files:
         if name in NOT_COPIED or (name == FILES["tokenizers"] and not _subwords(artefact)):

@@ -17,7 +17,7 @@ import numpy as np
 from runtimes.base.element_types import ELEMENT_TYPES
 from runtimes.base.errors import ArtefactError, StreamError
 from runtimes.base.records import to_json
-from runtimes.base.sealed import read_verified
+from runtimes.base.sealed import read_verified, refuse_other_identity
 from runtimes.contract.device import AUTO, Device, Kind, refuse_for_engine
 from runtimes.contract.engine import (
     NAMES,
@@ -95,7 +95,9 @@ class TrtSession(GraphSession):
         }
 
     @classmethod
-    def open(cls, folder: Path, *, threads: int | None = None, device: Device = AUTO) -> TrtSession:
+    def open(
+        cls, folder: Path, *, threads: int | None = None, device: Device = AUTO, identity: str | None = None
+    ) -> TrtSession:
         """The session over an engine folder.
 
         Every hash is verified, and that the engine is for this TensorRT and this GPU, before anything is
@@ -105,6 +107,7 @@ class TrtSession(GraphSession):
         if threads is not None:
             raise StreamError(f"threads is {threads} and {folder} runs on the GPU; leave --threads out.")
         facts, spec = load_engine(folder)
+        refuse_other_identity(folder / BUILD, facts.identity, identity)
         own: Kind = "tensorrt-rtx" if facts.flavour == "rtx" else "tensorrt"
         refuse_for_engine(device, folder, own=own)
         return cls(facts, spec, load_vocab(folder / VOCAB), folder)

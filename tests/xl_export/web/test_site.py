@@ -136,6 +136,18 @@ def test_a_site_is_replaced_only_by_force(
     assert [path.name for path in (written / "models").iterdir()] == ["shift"]
 
 
+def test_a_signature_is_copied_and_does_not_outlive_its_artefact(
+    artefacts: dict[str, Path], run: Path, node_modules: Path, tmp_path: Path
+) -> None:
+    signed, signature = shutil.copytree(artefacts["ring"], tmp_path / "signed"), bytes(range(64))
+    (signed / "spec.json.sig").write_bytes(signature)
+    for _ in range(2):
+        write_site([signed], tmp_path / "site", node_modules=node_modules, force=True)
+    assert (tmp_path / "site" / "models" / "signed" / "spec.json.sig").read_bytes() == signature
+    export(run, signed, force=True)
+    assert not (signed / "spec.json.sig").exists()
+
+
 @pytest.mark.parametrize("page", ["about.html", "page/logo.png", "models/ring/notes.txt"])
 def test_pages_of_others_are_kept(
     page: str, written: Path, artefacts: dict[str, Path], node_modules: Path
