@@ -13,7 +13,7 @@ from runtimes.base.errors import ConfigError, needs
 from runtimes.base.folders import refuse_inside
 from runtimes.base.options import record_of
 from runtimes.cli.group import LongCommand
-from runtimes.cli.options import options_of, threads_option
+from runtimes.cli.options import options_of, public_key_option, threads_option
 from runtimes.contract.device import Device
 from xl_export.serve.core.settings import EngineSettings, Limits, StoreSettings
 
@@ -24,7 +24,7 @@ PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client")
     "serve",
     cls=LongCommand,
     sections={
-        "Main options": "--port --host --api-keys --name --state --threads --device --quiet",
+        "Main options": "--port --host --api-keys --name --state --threads --device --public-key --quiet",
         "Capacity": "--rows --queue --cache --share-cache --waiting-memory",
         "Largest requests": "--max-tokens --max-prompt --max-body",
         "Stored streams": "--stream-memory --max-streams --stream-disk --flush-streams --adopt-streams",
@@ -64,6 +64,7 @@ PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client")
     metavar="DEVICE",
     help="What computes, such as cuda. By default the CPU, and for an engine its own GPU.",
 )
+@public_key_option
 @options_of(EngineSettings, Limits, StoreSettings)
 def serve_command(
     models: tuple[str, ...],
@@ -75,6 +76,7 @@ def serve_command(
     quiet: bool,
     threads: int | None,
     device: str | None,
+    public_key: Path | None,
     **settings: int,
 ) -> None:
     """Serve MODEL to many clients over HTTP.
@@ -108,6 +110,7 @@ def serve_command(
             settings=record_of(EngineSettings, settings),
             threads=threads,
             device=Device.parse(device) if device is not None else None,
+            public_key=public_key,
         )
         for own, path in named(models, name)
     ]

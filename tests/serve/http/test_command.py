@@ -52,6 +52,7 @@ ELSEWHERE = ["{ring}", "--host", "192.0.2.1", "--api-keys", "{keys}"]
         (["{ring}", "--name", ".."], ["'..' is no name that clients can ask for; give another --name"]),
         (["a/b=c"], ["a/b=c does not exist"]),
         (["{ring}", "--device", "nothing"], ["nothing"]),
+        (["{ring}", "--public-key", "nowhere.pem"], ["nowhere.pem", "check the path"]),
         (ELSEWHERE, ["cannot listen at 192.0.2.1"]),
         ([*ELSEWHERE, "--flush-streams"], ["--flush-streams is given without --state"]),
         ([*ELSEWHERE, "--state", "{keys}"], ["is a file; expected a folder for the streams"]),
@@ -106,7 +107,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int | None, str]]:
     given: list[tuple[int | None, str]] = []
     open_session = opening.open_session
 
-    def noted(path: Path, *, threads: int | None, device: Any) -> Any:
+    def noted(path: Path, *, threads: int | None, device: Any, public_key: Path | None) -> Any:
         given.append((threads, str(device)))
         return open_session(path, threads=1, device="cpu")
 

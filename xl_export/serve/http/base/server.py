@@ -89,6 +89,8 @@ class Source:
     """
     device: Device | str | None = None
     """What computes; None is the CPU, and for an engine its own GPU."""
+    public_key: Path | None = None
+    """The key with which the model must be signed; None accepts every model."""
 
     def open(self, store: StreamStore) -> Model:
         """The model with a running engine. It blocks; call it on a thread."""
@@ -110,15 +112,16 @@ class Source:
     def open_session(self) -> tuple[Session, int | None]:
         """The session, and the CPU threads of its steps; None if PyTorch or TensorRT chooses them."""
         cpus = available_cpus()
+        opened = partial(open_session, self.path, public_key=self.public_key)
         if (self.path / BUILD).is_file():
-            return open_session(self.path, threads=self.threads, device=self.device or AUTO), self.threads
+            return opened(threads=self.threads, device=self.device or AUTO), self.threads
         device = CPU if self.device is None else Device.parse(self.device)
         if self.threads is None and cpus > 1 and _is_small(self.path):
-            session = open_session(self.path, threads=cpus - 1, device=device)
+            session = opened(threads=cpus - 1, device=device)
             if not is_language_model(session) or has_short_steps(session):
                 return session, cpus - 1
         threads = self.threads or (cpus if _is_artefact(self.path) else None)
-        return open_session(self.path, threads=threads, device=device), threads
+        return opened(threads=threads, device=device), threads
 
     def make_engine(self, session: Session, deliver: Callable[[Delivery], None]) -> Engine:
         """An engine for the session, with its prefix cache."""
