@@ -4,6 +4,7 @@ A mark is an HTML comment on the line before a block:
 
     <!-- not run: reason -->   the block is not run; the test is listed as skipped with the reason
     <!-- output -->            the block is the output of the Python block before it
+    <!-- file: name -->     the block is the file of that name, which the commands after it may run
     <!-- instead: command -->  this command runs in its place, and all numbers are compared by shape
 
 An expected output is compared line by line, and words by blanks:
