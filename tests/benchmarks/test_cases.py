@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -27,6 +27,7 @@ from benchmarks.cases import (
     precision,
     serve,
     sliding_window,
+    start,
     steps,
     training,
 )
@@ -105,6 +106,14 @@ def check_load(rows: Rows, tiny: BenchmarkConfig) -> None:
         assert row["resident_bytes"] > row["needed_bytes"]
 
 
+def check_start(rows: Rows, tiny: BenchmarkConfig) -> None:
+    assert values(rows[:2], "side") == [("artefact, Python",), ("plain ONNX Runtime",)]
+    for row in rows:
+        assert 0 < row["resident_bytes"] <= row["peak_bytes"]
+        assert 0 < row["model_bytes"] < row["runtime_bytes"]
+        assert row["first_ms"]["repeats"] == row["token_cpu_ms"]["repeats"] == 1
+
+
 def check_policy(rows: Rows, tiny: BenchmarkConfig) -> None:
     assert values(rows, "side") == [("artefact, Python",), ("PyTorch",), (policy.GROWING,)]
     for row in rows:
@@ -147,6 +156,7 @@ SMALL: dict[str, tuple[tuple[object, ...], dict[str, Any], Check]] = {
     "precision": ((), {"PRECISIONS": (("fp32", "fp32"), ("int8", "int8"))}, check_precision),
     "overhead": (("--repeats", 3), {"PRECISIONS": ("fp32", "int4"), "OTHERS": (0, 1)}, check_overhead),
     "load": (("--repeats", 1), {}, check_load),
+    "start": (("--repeats", 1), {"TIMED": 5, "has_cpp": lambda: False}, check_start),
     "policy": (("--repeats", 5), {"WARMUP_STEPS": 2, "has_cpp": lambda: False}, check_policy),
     "mamba": (("--repeats", 2), {"TURN_TOKENS": 2}, check_mamba),
     "training": (("--repeats", 1), {}, check_training),
@@ -359,6 +369,16 @@ def test_a_wrong_policy_is_not_timed(tiny: BenchmarkConfig, monkeypatch: pytest.
         policy._compare(right, Path(), tiny.mem_len)
 
 
+def test_a_wrong_peer_is_not_timed() -> None:
+    ours, right, wrong = (
+        start.Side(name=name, command=[], runtime_bytes=0, model_bytes=0)
+        for name in ("ours", "right", "wrong")
+    )
+    start.compare([ours, right], {"ours": [3, 1, 2], "right": [3, 1, 2]})
+    with pytest.raises(ArtefactError, match="wrong differs from ours in token 2"):
+        start.compare([ours, wrong], {"ours": [3, 1, 2], "wrong": [3, 1, 1]})
+
+
 def test_a_wrong_mamba_is_not_timed() -> None:
     right = mamba._Stepped(lambda token, state: (np.array([0.5, 1.0, 2.0]), state))
     wrong = mamba._Stepped(lambda token, state: (np.array([0.5, 1.0, 2.1]), state))
@@ -402,9 +422,10 @@ def test_other_tokens_than_those_of_generate_are_not_measured(tiny: BenchmarkCon
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="there is no g++ here")
 @pytest.mark.slow  # it compiles
-def test_the_cpp_side_of_the_policy_is_timed(
-    tiny: BenchmarkConfig, measured: Measure, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("case", "constant"), [(policy, "WARMUP_STEPS"), (start, "TIMED")])
+def test_a_cpp_side_is_timed(
+    case: ModuleType, constant: str, measured: Measure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policy, "WARMUP_STEPS", 2)
-    rows = measured("policy", "--repeats", 5)["rows"]
+    monkeypatch.setattr(case, constant, 2)
+    rows = measured(case.__name__.rpartition(".")[2], "--repeats", 5)["rows"]
     assert "artefact, C++" in [row["side"] for row in rows]
