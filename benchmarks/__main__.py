@@ -21,6 +21,7 @@ from benchmarks.machine import BUSY_SHARE, history_file
 from benchmarks.plots import check_plot, draw
 from runtimes.base.files import refuse_replacing, refuse_unwritable, writing
 from runtimes.base.machine import available_cpus
+from runtimes.base.progress import working
 from runtimes.cli.group import Group, Subgroup
 from runtimes.cli.options import json_option, name_of, options_of, show
 from runtimes.contract.rule import MemoryRule
@@ -125,9 +126,10 @@ def run_case(
     **given: Any,
 ) -> None:
     """Measures one case; the result is printed, drawn, and appended to the history."""
-    from benchmarks.configs import find_config  # imports the trainer
+    with working("loading PyTorch", log=False):
+        from benchmarks.configs import find_config  # imports the trainer
 
-    case = load_case(name)
+        case = load_case(name)
     if plot:
         check_plot(plot)
         refuse_replacing(plot, option="--plot", force=force)

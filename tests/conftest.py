@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from runtimes.base import progress
 from runtimes.base.startup import prepare_libraries
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.tensors import FORMS
@@ -152,16 +153,19 @@ def cut_ring(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def fast_traces() -> Iterator[None]:
-    """For tests that trace: torch.onnx would parse the sources of all its translations for each trace. On a
-    slow machine the log of a trace has no more lines.
-    """
+    """For tests that trace: torch.onnx would parse the sources of all its translations for each trace."""
     from torch.onnx._internal.exporter._registration import onnxscript_apis
-
-    from xl_export.tracing import progress
 
     with pytest.MonkeyPatch.context() as patch:
         found = functools.cache(onnxscript_apis.get_torchlib_ops)
         patch.setattr(onnxscript_apis, "get_torchlib_ops", found)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quiet_logs() -> Iterator[None]:
+    """Work that takes long only on a slow machine prints nothing in its log."""
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(progress, "LOG_SECONDS", float("inf"))
         yield
 

@@ -7,8 +7,11 @@ prints it without a traceback and ends with exit code 2.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+
+from runtimes.base.progress import working
 
 
 class UserError(ValueError):
@@ -66,8 +69,10 @@ def needs(extras: str, *packages: str) -> Iterator[None]:
     extras: the extras of xl-export that install them. Any other ImportError is a bug of this project and
     passes unchanged.
     """
+    slow = "torch" in packages and "torch" not in sys.modules
     try:
-        yield
+        with working("loading PyTorch", log=False) if slow else nullcontext():
+            yield
     except (ImportError, OSError) as error:  # OSError: PyTorch, if a library that it needs is missing
         if (package := absent(error)) in packages:
             raise MissingPackageError(

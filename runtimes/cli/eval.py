@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -149,12 +150,13 @@ def score_text(
     for session, tokens_per_step in settings:
         refuse_if_too_large(session, rows=lanes, segment=min(tokens_per_step, -(-len(tokens) // lanes)))
     measure = functools.partial(measure, tokens=tokens, lanes=lanes, carry_memory=not no_memory)
-    scores = (
-        measure(
-            session, segment=tokens_per_step, progress=_progress(session, tokens_per_step, len(tokens) - 1)
-        )
-        for session, tokens_per_step in settings
-    )
+
+    def scored(session: Session, tokens_per_step: int) -> Score:
+        what = f"scoring with memory {session.rule.mem_len} in segments of {tokens_per_step}"
+        with Progress(what, len(tokens) - 1, "tokens") as progress:
+            return measure(session, segment=tokens_per_step, progress=progress)
+
+    scores = itertools.starmap(scored, settings)
     if len(settings) > 1:
         with text_as_progress(as_json):
             document, lines = _sweep(scores, own.vocab, predicted_size(read, own.vocab))
@@ -194,10 +196,6 @@ def write_losses(path: Path, score: Score, tokens: np.ndarray, vocab: Vocab) -> 
         for position, nats in enumerate(score.token_nats, start=1):
             text = json_text(texts[position], ensure_ascii=False)
             rows.writerow((position, int(tokens[position]), text, f"{nats:.6f}"))
-
-
-def _progress(session: Session, segment: int, total: int) -> Progress:
-    return Progress(f"scoring with memory {session.rule.mem_len} in segments of {segment}", total, "tokens")
 
 
 def _result(score: Score, vocab: Vocab, text: ReadText) -> tuple[dict[str, Any], list[str]]:

@@ -12,6 +12,7 @@ from click.core import ParameterSource
 
 from runtimes.base.errors import UserError
 from runtimes.base.files import refuse_unwritable
+from runtimes.base.progress import working
 from runtimes.base.records import json_text, to_json
 from runtimes.cli.group import LongCommand
 from runtimes.cli.lines import FORMATS, Format, read_prompts
@@ -209,7 +210,8 @@ def generate_command(
             if beams is None
             else partial(beam_search, beams=beams, length_penalty=length_penalty)
         )
-        found = [search(session, prompt, max_tokens=max_tokens) for prompt in given]
+        with working("searching"):
+            found = [search(session, prompt, max_tokens=max_tokens) for prompt in given]
         _print_found(found, given, session.vocab, as_json, show_ids)
         return
     memory = session.start(len(given)) if save_to else None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -94,9 +96,10 @@ def score_command(
     session = open_session(path, threads=threads, device=device)
     totals = Totals(session.vocab)
     began = time.perf_counter()
-    with opened(source) as (stream, name):
-        size = source.stat().st_size if name else 0
-        shown = Progress("scoring", size, "bytes")
+    with ExitStack() as resources:
+        stream, name = resources.enter_context(opened(source))
+        size = source.stat().st_size if name and not sys.stdout.isatty() else 0  # results are progress too
+        shown = resources.enter_context(Progress("scoring", size, "bytes"))
         scores = score_texts(
             session,
             read_texts(byte_lines(stream, name), form=form, name=name),

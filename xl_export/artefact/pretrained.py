@@ -22,6 +22,7 @@ from runtimes.base.errors import ArtefactError, first_line
 from runtimes.base.files import read_json
 from runtimes.base.folders import refuse_existing
 from runtimes.base.kinds import ARTEFACT
+from runtimes.base.progress import working
 from runtimes.base.records import from_json
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.sampling import Sampler, write_sampling
@@ -37,7 +38,6 @@ from xl_export.adapters.from_transformers import from_transformers
 from xl_export.artefact.options import ExportOptions
 from xl_export.artefact.traced import trace
 from xl_export.importers.huggingface import CONFIG, INDEX, SAFETENSORS, is_config, names_by_shard
-from xl_export.tracing.progress import shown
 
 GENERATION = "generation_config.json"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model")
@@ -73,7 +73,7 @@ def export_pretrained(
     refuse_existing(out, ARTEFACT, force=force, sources=[folder, *([text] if text else [])])
     ExportOptions(exporter="trace", tokens=tokens, text=text, **options)  # refused before the model is read
     with quiet():
-        with shown(f"reading {folder} with transformers"):
+        with working(f"reading {folder} with transformers"):
             model, notes = load_model(folder)
             module: Any = from_transformers(model, window)
         vocab, more = vocabulary_of(folder, module.sizes.vocab_size, model.generation_config)

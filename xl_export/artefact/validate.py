@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from runtimes.base.errors import ArtefactError, DivergedError
 from runtimes.base.logits import are_log_probs, differences, log_sum_exp, output_differences
+from runtimes.base.progress import Progress
 from runtimes.contract.memory import FAR
 from runtimes.contract.precision import PRESETS, named
 from runtimes.contract.reference import Reference, StepReference, replay, replay_step
@@ -265,11 +265,12 @@ def refuse_other_answers(
 
 def answers_of(session: Session, reference: AnyReference, what: str) -> AnyReference:
     """The reference with a session's answers to its inputs. what: the title of the progress bar."""
-    lengths = tqdm(reference.segments.tolist(), desc=what, unit="segment", leave=False, disable=None)
-    if isinstance(reference, StepReference):
-        outputs = replay_step(session, reference.inputs, lengths, reference.restarts)
-        return dataclasses.replace(reference, outputs=outputs)
-    log_probs, last = replay(session, reference.tokens, lengths, reference.restarts)
+    with Progress(what, len(reference.segments), "segments") as progress:
+        lengths = progress.over(reference.segments.tolist())
+        if isinstance(reference, StepReference):
+            outputs = replay_step(session, reference.inputs, lengths, reference.restarts)
+            return dataclasses.replace(reference, outputs=outputs)
+        log_probs, last = replay(session, reference.tokens, lengths, reference.restarts)
     return dataclasses.replace(reference, log_probs=log_probs.astype(np.float32), last=last)
 
 

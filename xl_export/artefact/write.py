@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +20,7 @@ from runtimes.base.files import write_json
 from runtimes.base.folders import atomic_folder
 from runtimes.base.kinds import ARTEFACT
 from runtimes.base.machine import refuse_beyond_memory
+from runtimes.base.progress import working
 from runtimes.base.records import json_text, to_json
 from runtimes.base.sealed import file_facts
 from runtimes.contract.precision import Measured, MeasuredStep
@@ -100,7 +100,7 @@ def write_artefact(
     spec = spec.with_layout(vocab)
     with atomic_folder(out, ARTEFACT, force=force, sources=sources) as folder:
         unpacked = dataclasses.replace(spec, storage="external")  # weights move into the graph afterwards
-        graphs = write_graphs(unpacked, folder)
+        graphs = _written(write_graphs, unpacked, folder)
         measured = None
         if spec.lossy:
             reference, measured, difference = _compare_lowered(
@@ -128,6 +128,11 @@ def write_artefact(
             write_sampling(folder, sampler)
 
 
+def _written(write_graphs: WriteGraphs, spec: Spec, folder: Path) -> Mapping[str, GraphSession | None]:
+    with working("writing the graphs"):
+        return write_graphs(spec, folder)
+
+
 def _here(graphs: Mapping[str, GraphSession | None]) -> Graphs:
     """The sessions over the graphs that run on this machine."""
     return {file: session for file, session in graphs.items() if session}
@@ -136,7 +141,7 @@ def _here(graphs: Mapping[str, GraphSession | None]) -> Graphs:
 def _validated(graphs: Graphs, original: Session, apart: Apart | None) -> tuple[AnyReference, float | None]:
     """The reference, and the difference from the loop from which a traced module was made."""
     traced = graphs[GRAPH].spec.exporter == "trace"
-    with stage("comparing the graph with the module") if traced else nullcontext():
+    with stage("comparing the graph with the module") if traced else working("comparing with PyTorch"):
         return validate(graphs, original), apart(graphs[GRAPH]) if apart else None
 
 
@@ -165,7 +170,7 @@ def _compare_lowered(
     spec = low.spec
     with tempfile.TemporaryDirectory() as name:
         folders = folder, Path(name)
-        in_fp32 = _here(write_graphs(_in_fp32(spec), Path(name)))
+        in_fp32 = _here(_written(write_graphs, _in_fp32(spec), Path(name)))
         reference, difference = _validated(in_fp32, original, apart)
         exact = in_fp32[GRAPH]
         stored = None
@@ -177,7 +182,8 @@ def _compare_lowered(
         if isinstance(answers, StepReference) and isinstance(reference, StepReference):
             measured = measure_step(low, exact, answers, reference, folders=folders)
             return right, measured, difference
-        return right, measure(low, exact, tokens, folders=folders), difference
+        with working(f"measuring what {spec.precision} loses"):
+            return right, measure(low, exact, tokens, folders=folders), difference
 
 
 def _with_memory_in_bytes(original: Session, reference: Reference) -> AnyReference:

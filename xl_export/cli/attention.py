@@ -13,6 +13,7 @@ from runtimes.base.errors import ConfigError, TextError, UserError, needs
 from runtimes.base.files import refuse_replacing, write_json
 from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.base.kinds import PICTURES
+from runtimes.base.progress import working
 from runtimes.base.records import to_json
 from runtimes.cli.options import json_option, options_of, show, threads_option
 from runtimes.contract.rule import MemoryRule
@@ -109,11 +110,16 @@ def attention_command(
     rule = rule if mem_len is None else dataclasses.replace(rule, mem_len=mem_len)
     stretch = _stretch(len(stream), rule.mem_len, at, count)
     relative = opened.config.model.positions == "relative"
-    seen = observe(opened.model, stream[: max(count, stretch.stop)], rule, stretch=stretch, terms=relative)
+    read = stream[: max(count, stretch.stop)]
+    with working(f"averaging the attention over {len(read):,} tokens"):
+        seen = observe(opened.model, read, rule, stretch=stretch, terms=relative)
     layer, head = seen.widest(layer, head)
     title = f"mean over {seen.positions:,} tokens; {rule}"
     facts = _facts(opened, rule, seen, layer, head)
-    with atomic_folder(out, PICTURES, force=force, sources=[run, text]) as folder:
+    with (
+        working("drawing"),
+        atomic_folder(out, PICTURES, force=force, sources=[run, text]) as folder,
+    ):
         pictures.draw_average(folder / "figure-5.png", seen.average, seen.persistent, title=title)
         _draw_stretch(folder / "figure-6.png", opened, rule, seen, layer, head, stream)
         if seen.terms is not None:

@@ -14,13 +14,15 @@ import io
 import shutil
 import tarfile
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
+
 from runtimes.base.errors import UserError, first_line
 from runtimes.base.files import atomic_file, sha256, writing
-from runtimes.base.progress import say_once
+from runtimes.base.progress import Progress
 from runtimes.sessions.fused_cpu.library import cache_folder
 
 TIMEOUT = 30  # seconds without a byte until a server counts as silent
@@ -158,13 +160,25 @@ def _unpack(archive: bytes, folder: Path, wanted: Mapping[str, str]) -> None:
                 temporary.write_bytes(content)
 
 
+def _blocks(response: http.client.HTTPResponse, package: Package) -> Iterator[bytes]:
+    """The bytes of a download, and at most one more than the package has, which shows that it is another."""
+    megabyte = 1_000_000
+    left = package.num_bytes + 1
+    what = f"downloading {package.release} from the npm registry"
+    click.echo(f"{what} ({package.num_bytes / megabyte:.1f} MB)", err=True)
+    with Progress(what, -(-package.num_bytes // megabyte), "MB") as progress:
+        while left and (block := response.read(min(left, megabyte))):
+            left -= len(block)
+            progress((package.num_bytes - left) // megabyte)
+            yield block
+
+
 def _download(package: Package) -> bytes:
     """The archive from the npm registry; raises UserError unless it is the published one by its SHA-512."""
-    say_once(f"downloading {package.release} ({package.num_bytes / 1e6:.1f} MB) from the npm registry")
     request = urllib.request.Request(package.url, headers={"User-Agent": "xl-export"})
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
-            archive: bytes = response.read(package.num_bytes + 1)  # one more shows that it is another file
+            archive = b"".join(_blocks(response, package))
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "reason", error)
         why = getattr(reason, "strerror", None) or first_line(
