@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
@@ -34,6 +35,7 @@ from trainer.run.choices import VOCAB_KINDS
 from trainer.run.config import TrainConfig
 from trainer.run.history import METRICS, MODEL, STATE, Validation, best, read_config, write_config
 from trainer.training.parallel import Ranks, joined
+from trainer.training.plan import steps_in_time
 from trainer.training.reporting.journal import check_packages
 from trainer.training.reporting.report import Report
 from trainer.training.reporting.sample import sample_text
@@ -42,8 +44,18 @@ from trainer.training.state import Training, refuse_infinite
 from trainer.training.validation import out_of_patience, validate
 
 
-def train(config: TrainConfig, out: Path | str, *, force: bool = False, progress: bool = True) -> Path:
+def train(
+    config: TrainConfig,
+    out: Path | str,
+    *,
+    minutes: float | None = None,
+    force: bool = False,
+    progress: bool = True,
+) -> Path:
     """The folder of a new run, trained as the configuration says.
+
+    minutes: the time that was planned for it. If training turns out slower, it has fewer steps, and its
+    learning rate follows the shorter schedule from there on. For one process.
 
     The folder appears as a whole, with its held-out texts and a checkpoint of step 0. Raises UserError if
     `out` exists (`force` replaces an earlier run), if the text does not fit the configuration, or if the loss
@@ -104,7 +116,7 @@ def train(config: TrainConfig, out: Path | str, *, force: bool = False, progress
             held.enter_context(only_writer(out, doing="trained"))
 
         ranks.on_first(make_folder)
-        _continue(training, out, source, progress=progress)
+        _continue(training, out, source, minutes=minutes, progress=progress)
     return out
 
 
@@ -222,9 +234,12 @@ def _start(
     return training
 
 
-def _continue(training: Training, run: Path, source: Source, *, progress: bool) -> None:
+def _continue(
+    training: Training, run: Path, source: Source, *, minutes: float | None = None, progress: bool
+) -> None:
     """Trains from the present step to the end, with validations and checkpoints on the way."""
     config = training.config
+    began = time.monotonic()
     validates = len(source.valid) > 1
     with Report(training, run, source, progress=progress) as report, Writer(run) as writer:
         if not validates:
@@ -248,6 +263,17 @@ def _continue(training: Training, run: Path, source: Source, *, progress: bool) 
             if logs or validates_now or saves:
                 training.refuse_not_finite()
             report.step(result, logs=logs)
+            if saves and minutes is not None and not training.finished:
+                steps = steps_in_time(
+                    step, config.steps, elapsed=time.monotonic() - began, seconds=60 * minutes
+                )
+                if steps < config.steps:
+                    report.say(
+                        f"step {step:,}: this machine became slower than planned, so {steps:,} steps in "
+                        f"place of {config.steps:,} fit into {minutes:g} minutes"
+                    )
+                    config = training.config = dataclasses.replace(config, steps=steps)
+                    write_config(run, config)  # the checkpoint below continues with the new schedule
             with report.pace.paused():
                 is_best = validates_now and _validate(training, source, writer, report)
                 # The best weights are saved at once: a later checkpoint would hold other weights.

@@ -18,6 +18,7 @@ import numpy as np
 
 from runtimes.base.errors import TextError
 from runtimes.base.files import open_file, reading
+from runtimes.base.progress import working
 from runtimes.base.text import TextDecoder
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.sampling import Sampler
@@ -83,6 +84,7 @@ EXPECTED = (  # from this number of trained tokens on, if there is enough text: 
 TOKENS_PER_PARAMETER = 5  # with fewer, a smaller model learns more in the same time
 STEPS_SHARE = 0.85  # of the time for training steps; the rest is for validations, checkpoints and the start
 VALIDATIONS = 20
+LATE_SHARE = 0.1  # of the time by which a training may end late before its schedule is shortened
 TUNING_PASSES = 10
 TUNING_RATE = 0.3  # of the learning rate of the run that is tuned
 TRAINING_SHARE = 0.9  # of a text; the rest is held out
@@ -153,7 +155,8 @@ def plan(
     most = row.passes * tokens
     for choice in SIZES[row.largest :: -1]:
         config = _recipe(choice, row, vocab_size=max(2, size), device=device)
-        rate = 0.0 if steps else tokens_per_second(config)
+        with working("planning: measuring the speed of this machine"):
+            rate = 0.0 if steps else tokens_per_second(config)
         trained = rate * 60 * minutes * STEPS_SHARE
         # Either the time is enough for all useful passes over the text, or for enough tokens.
         if steps or trained >= min(most, TOKENS_PER_PARAMETER * count_parameters(config.model)):
@@ -221,7 +224,8 @@ def plan_tuning(
         tokens = int(TRAINING_SHARE * num_bytes / _bytes_per_token(trained.vocab, sample))
     else:
         tokens = len(open_dataset(str(data)).train)
-    rate = 0.0 if steps else tokens_per_second(config)
+    with working("planning: measuring the speed of this machine"):
+        rate = 0.0 if steps else tokens_per_second(config)
     most = min(rate * 60 * minutes * STEPS_SHARE, TUNING_PASSES * tokens)
     config = _timed(config, steps=steps, tokens=most, minutes=minutes)
     passes = _total(config) / max(1, tokens)
@@ -279,6 +283,14 @@ def _timed(config: TrainConfig, *, steps: int | None, tokens: float, minutes: fl
         validate_tokens=max(1 << 12, steps * per_step // 64),
         checkpoint_every=max(1, int(steps / max(1.0, minutes))),
     )
+
+
+def steps_in_time(done: int, planned: int, *, elapsed: float, seconds: float) -> int:
+    """The number of steps of a training that shall end after `seconds`, once `done` of them took `elapsed`
+    seconds: fewer than planned on a machine that became slower than the plan assumed.
+    """
+    fitting = max(done + 1, int(done * seconds / elapsed))
+    return fitting if fitting < (1 - LATE_SHARE) * planned else planned
 
 
 def _beginning(text: str, *, is_bytes: bool) -> tuple[int, str]:

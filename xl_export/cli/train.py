@@ -72,8 +72,8 @@ LAUNCHED = (
 @click.option(
     "--minutes",
     type=Number(Range(0.1, 1e6)),
-    help="Without CONFIG: choose size and steps for about this time, at the speed of this machine now. It "
-    "is not a limit.  [default: 20]",
+    help="Without CONFIG: choose size and steps for about this time, at the speed of this machine now. If "
+    "it becomes slower, the schedule is shortened to fit.  [default: 20]",
 )
 @click.option(
     "--from",
@@ -140,6 +140,7 @@ def train_command(
         from trainer.training.loop import config_of, resume, train
     run = resume_run or out
     assert run is not None
+    time_planned: float | None = None
     with reporting(), _interruptible(run):
         with text_as_progress(as_json):
             if resume_run:
@@ -147,6 +148,8 @@ def train_command(
             elif plans:
                 planned = _planned(run, force, from_run, minutes or PLANNED_MINUTES, changes)
                 settings = _changed(planned, set_, changes)
+                if "steps" not in changes and settings.steps == planned.steps:
+                    time_planned = minutes or PLANNED_MINUTES
             else:
                 settings = _changed(TrainConfig.load(config or "demo"), set_, changes)
             _check_processes(settings, processes)
@@ -167,7 +170,7 @@ def train_command(
             if resume_run:
                 resume(resume_run, **changes)
             else:
-                train(settings, run, force=force)
+                train(settings, run, force=force, minutes=time_planned)
     if _is_first():
         _conclude(run, as_json)
 

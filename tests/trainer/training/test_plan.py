@@ -17,8 +17,9 @@ from safetensors.torch import load_file
 from runtimes.base.errors import ConfigError, TextError
 from runtimes.contract.sampling import Sampler, read_sampling, write_sampling
 from runtimes.contract.vocabulary import load_vocab
+from tests.clock import set_clock
 from tests.commands import xl
-from tests.trainer.training.runs import lines_of
+from tests.trainer.training.runs import assert_same_run, lines_of, stop_at
 from trainer.data.own import OwnFiles
 from trainer.data.own_ids import ids_vocab, prepare_ids
 from trainer.model.model import count_parameters
@@ -28,6 +29,7 @@ from trainer.training import loop
 from trainer.training import plan as planning
 from trainer.training.loop import resume, train
 from trainer.training.plan import SIZES, STEPS_SHARE, TEXTS, VALIDATIONS, plan, plan_tuning
+from trainer.training.schedule import learning_rate
 
 Make = Callable[..., TrainConfig]
 
@@ -183,3 +185,25 @@ def test_weights_of_another_model_are_refused(
     with pytest.raises(ConfigError, match=words):
         loop.train(make_config(start_from=str(first), **changes), tmp_path / "second", progress=False)
     assert not (tmp_path / "second").exists()
+
+
+def test_a_machine_that_becomes_slower_gets_fewer_steps(
+    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(steps=20, checkpoint_every=5, validate_every=5)
+
+    def slowly(name: str) -> Path:
+        times = iter([0, 60, 130])  # five steps take one of two minutes
+        set_clock(monkeypatch, loop, monotonic=lambda: next(times))
+        return train(config, tmp_path / name, minutes=2, progress=False)
+
+    run = slowly("run")
+    assert load_run(run).config.steps == 10
+    assert [line["step"] for line in lines_of(run)][-1] == 10
+    rates = {line["step"]: line["learning_rate"] for line in lines_of(run) if "learning_rate" in line}
+    assert rates[10] == pytest.approx(learning_rate(load_run(run).config, 9))
+    with monkeypatch.context() as stopped:
+        stop_at(stopped, 7)
+        with pytest.raises(KeyboardInterrupt):
+            slowly("stopped")
+    assert_same_run(resume(tmp_path / "stopped", progress=False), run)

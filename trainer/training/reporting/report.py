@@ -121,19 +121,21 @@ class Report:
         To read a loss waits for the device, so it is read only where it is shown.
         """
         self.pace.add(result.tokens)
-        last = result.number == self.config.steps
+        steps = self.training.config.steps  # a training that became slower is shortened
+        last = result.number == steps
         now = time.monotonic()
         waited = now - self._shown
         if self.bar.disable is False and (waited >= BAR_SECONDS or last):
             self._shown = now
             # Without `refresh=False` tqdm would draw the bar at every step instead of ten times a second.
             self.bar.set_postfix_str(self._facts(result, self.pace.tokens_per_second), refresh=False)
+        self.bar.total = steps
         self.bar.update()
         if logs and self.journal:
             speed = self.pace.report()
             if self.lines and (waited >= LINE_SECONDS or last):
                 self._shown = now
-                self.say(f"step {result.number:,} of {self.config.steps:,}: {self._facts(result, speed)}")
+                self.say(f"step {result.number:,} of {steps:,}: {self._facts(result, speed)}")
             loss = float(result.nats)
             self.journal.write(
                 result.number,
@@ -165,7 +167,7 @@ class Report:
 
     def _facts(self, result: Step, speed: float) -> str:
         mfu = self._mfu(result.number, speed)
-        left = (self.config.steps - result.number) * (time.monotonic() - self._began)
+        left = (self.training.config.steps - result.number) * (time.monotonic() - self._began)
         left /= max(1, result.number - self._first_step)
         return (
             f"{float(result.nats) / math.log(2):.3f} bits/token, lr {result.learning_rate:.3g}, gradient "
