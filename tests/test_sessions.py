@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from runtimes import Memory, Session, open_session
-from runtimes.base.errors import StreamError
+from runtimes.base.errors import ArtefactError, StreamError
 from runtimes.contract.checks import check_memory, owner_of
 from runtimes.contract.engine import Profile
 from runtimes.contract.precision import MemoryPrecision
@@ -82,7 +82,20 @@ def test_a_folder_is_described_as_its_session_is(
     assert facts["model"]["vocab_size"] == session.vocab.size
     kinds = {"torch": "run", "engine": "engine", "ring-engine": "engine"}
     assert facts["kind"] == kinds.get(kind, "artefact")
-    assert f"computed by {session.computed_by}" in "\n".join(summary_lines(facts, folders[kind]))
+    lines = summary_lines(facts, folders[kind])
+    assert f"computed by {session.computed_by}" in "\n".join(lines)
+    assert (f"identity    {session.identity}" in lines) == (kind != "torch")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_the_expected_identity_is_opened(
+    kind: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_gpu.install(monkeypatch)
+    identity = describe(folders[kind])["identity"]
+    assert open_session(folders[kind], expected_identity=identity).identity == identity
+    with pytest.raises(ArtefactError, match=f"{identity}, expected {identity[::-1]}; "):
+        open_session(folders[kind], expected_identity=identity[::-1])
 
 
 def test_another_rule_gives_another_session_or_is_refused(session: Session, tokens: np.ndarray) -> None:

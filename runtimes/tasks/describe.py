@@ -45,6 +45,8 @@ def summary_lines(facts: dict[str, Any], path: Path) -> list[str]:
     if vocabulary:
         lines.append(f"sampling    {Sampler(**facts['sampling'])}")
     lines.append(f"computed by {facts['computed_by']}{_fused_advice(facts)}")
+    if facts["kind"] != "run":
+        lines.append(f"identity    {facts['identity']}")
     if facts.get("training") and (best := facts["training"]["best"]):
         lines.append(f"training    {best['bits_per_token']:.4f} bits per token at step {best['step']:,}")
     if facts.get("concern"):
