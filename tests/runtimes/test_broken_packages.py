@@ -95,13 +95,14 @@ def test_a_missing_pytorch_is_named_with_its_smaller_download(
 
 # Packages that an installation for a device lacks, all of them at once.
 ABSENT = [
-    *("fsspec", "matplotlib", "onnx", "onnx_ir", "pyarrow", "ray"),
+    *("cryptography", "fsspec", "matplotlib", "onnx", "onnx_ir", "pyarrow", "ray"),
     *("sentencepiece", "starlette", "tensorrt", "tokenizers", "torch", "tqdm"),
 ]
 TINY = ROOT / "tests" / "data" / "small"
 NEEDS = (
     f"score {TINY} --input text.txt --ray local --out scores",
     f"eval {TINY} --text text.txt --ray local --work parts",
+    f"check {TINY} --public-key text.txt",
     f"serve {TINY}",
     "train tiny --out run",
     "export . --out artefact",
