@@ -14,6 +14,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.source_tree import copy_source
 
@@ -27,13 +28,23 @@ PLATFORMS = (
     "manylinux_2_17_aarch64",
     "manylinux2014_aarch64",
 )
-# Processors by QEMU's names, and their features: that of a Raspberry Pi 4, without half precision and dot
-# products, and a newer one, for which ONNX Runtime takes other products.
+NEON = "fp asimd evtstrm crc32 cpuid"
+DOT = f"{NEON} aes atomics fphp asimdhp asimdrdm lrcpc dcpop asimddp"
+
+
+class Processor(NamedTuple):
+    part: str
+    features: str  # as /proc/cpuinfo lists them
+    variant: str  # of the fused operator
+
+
+# By QEMU's names: that of a Raspberry Pi 4, without half precision and dot products; a newer one, for which
+# ONNX Runtime takes other products; and one with products of matrices, shown as a Neoverse V1.
 PROCESSORS = {
-    "cortex-a72": "fp asimd evtstrm crc32 cpuid",
-    "neoverse-n1": "fp asimd evtstrm aes crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp",
+    "cortex-a72": Processor("0xd08", NEON, "neon"),
+    "neoverse-n1": Processor("0xd0c", DOT, "dotprod"),
+    "max,sve=off,pauth=off": Processor("0xd40", f"{DOT} i8mm", "i8mm"),
 }
-PARTS = {"cortex-a72": "0xd08", "neoverse-n1": "0xd0c"}
 
 
 class MissingError(Exception):
@@ -197,11 +208,11 @@ def _cpuinfo(processor: str) -> str:
     """/proc/cpuinfo of two such processors."""
     lines = (
         "BogoMIPS\t: 108.00",
-        f"Features\t: {PROCESSORS[processor]}",
+        f"Features\t: {PROCESSORS[processor].features}",
         "CPU implementer\t: 0x41",
         "CPU architecture: 8",
         "CPU variant\t: 0x3",
-        f"CPU part\t: {PARTS[processor]}",
+        f"CPU part\t: {PROCESSORS[processor].part}",
         "CPU revision\t: 1",
     )
     return "".join(f"processor\t: {number}\n" + "\n".join(lines) + "\n\n" for number in range(2))

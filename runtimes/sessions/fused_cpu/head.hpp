@@ -14,7 +14,7 @@
 #pragma once
 
 #include <algorithm>
-#include <cstdlib>
+#include <memory>
 #include <new>
 
 #include "numbers.hpp"
@@ -70,22 +70,23 @@ struct Head {
 /// Working memory of one thread: aligned floats, kept from call to call.
 class Scratch {
  public:
-  ~Scratch() { std::free(floats_); }
-
   /// At least `count` floats; what an earlier call returned is no longer valid.
   float* take(int64_t count) {
     if (count > size_) {
-      std::free(floats_);
-      size_ = 0;
-      floats_ = static_cast<float*>(std::aligned_alloc(64, (count * sizeof(float) + 63) / 64 * 64));
-      if (!floats_) throw std::bad_alloc();
+      floats_.reset(), size_ = 0;
+      floats_.reset(static_cast<float*>(::operator new(count * sizeof(float), ALIGNMENT)));
       size_ = count;
     }
-    return floats_;
+    return floats_.get();
   }
 
  private:
-  float* floats_ = nullptr;
+  static constexpr std::align_val_t ALIGNMENT{64};
+  struct Free {
+    void operator()(float* floats) const { ::operator delete(floats, ALIGNMENT); }
+  };
+
+  std::unique_ptr<float, Free> floats_;
   int64_t size_ = 0;
 };
 

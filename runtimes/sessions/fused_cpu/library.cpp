@@ -56,7 +56,9 @@
 // Matrices are constants of the graph: floats, int8 with a scale for each column, or blocks of uint8 as
 // MatMulNBits reads them.
 
+#ifndef XL_EXPORT_WITHOUT_CUDA
 #include "../ort_gpu/operator.hpp"
+#endif
 #include "layer.hpp"
 #include "softmax.hpp"
 
@@ -123,6 +125,7 @@ Operator described(const char* operator_name) {
   return op;
 }
 
+#ifndef XL_EXPORT_WITHOUT_CUDA
 /// The same for nodes of the CUDA provider.
 template <class Node>
 Operator on_cuda(const char* operator_name) {
@@ -130,6 +133,7 @@ Operator on_cuda(const char* operator_name) {
   op.GetExecutionProviderType = [](const OrtCustomOp*) { return "CUDAExecutionProvider"; };
   return op;
 }
+#endif
 
 const Operator OPERATORS[] = {
     described<xl::Attention<float>>("RingRelativeAttention"),
@@ -140,8 +144,10 @@ const Operator OPERATORS[] = {
     described<xl::Layer<int8_t>>("RingRelativeLayerOverBytes"),
     described<xl::Product>("ConstantProduct"),
     described<xl::Rows>("ConstantRows"),
+#ifndef XL_EXPORT_WITHOUT_CUDA
     on_cuda<xl::CudaAttention<float>>("RingRelativeAttentionOnCuda"),
     on_cuda<xl::CudaAttention<xl::half>>("RingRelativeAttentionOnCudaOverHalves"),
+#endif
 };
 
 }  // namespace

@@ -4,14 +4,14 @@
 // TILE_VECTORS vectors, as `tile` reads them.
 //
 // Weights of 8 or 4 bits are multiplied as whole numbers. Each row of activations is rounded to x = scale · q, with
-// one scale for the row and |q| up to 32767. Weights of the preset int8-stored need products as exact as in
+// one scale for the row and |q| up to MOST_ROUNDED. Weights of the preset int8-stored need products as exact as in
 // floats: a second number then holds what the first one leaves, x = scale · (q + rest / REST_SCALE). Sums of whole
 // numbers are exact, and the sums of blocks are always added in the same order. So a row gets the same bits in every
 // batch.
 //
-// Layout of such a panel: for each two k, its strips follow one another. A strip is one vector of 32-bit lanes, for
-// two vectors A and B of columns, or with 4 bits for four, A to D. A lane has the weights of two k, in two words of
-// 16 bits, as `add_pairs` reads them. A word is A + 2^bits B + …, and its last weight is signed: w - 2^(bits - 1).
+// Layout of such a panel: for each GROUP values of k, its strips follow one another. A strip has GROUP words for each of
+// LANES columns, as `Sums` reads them. A word holds the weights of as many columns as fit into it, each of another
+// vector of columns: A + 2^bits B + …, and its last weight is signed: w - 2^(bits - 1).
 //
 // No weight is masked: the word is multiplied as it is, then shifted right by `bits`, so that it begins with B, and so
 // on. A's sum is the word's sum less 2^bits times the sum of the shifted word. Both may overflow their 32 bits; the
@@ -25,9 +25,11 @@
 #pragma once
 
 #include <memory>
+#include <type_traits>
 #include <vector>
 
 #include "head.hpp"
+#include "products.hpp"
 
 namespace xl {
 
@@ -53,7 +55,7 @@ struct exact_bytes {
 };
 
 /// Vectors of columns in a strip of such weights.
-constexpr int together(int bits) { return 16 / bits; }
+constexpr int together(int bits) { return WORD_BITS / bits; }
 
 constexpr int64_t COLUMN_TAIL_BYTES = sizeof(float) + sizeof(int16_t);  // behind the strips of a block
 
@@ -65,7 +67,7 @@ struct Panel {
 
 /// Rows of activations as whole numbers; see above.
 struct Rounded {
-  const int16_t* numbers;  // [rows, terms, pitch]
+  const int16_t* numbers;  // [rows, terms, pitch], in groups
   const float* scales;     // [rows]
   const int32_t* sums;     // of the numbers of each block, [rows, terms, blocks]
   int64_t pitch, blocks, terms;
@@ -75,12 +77,12 @@ struct Rounded {
   }
 };
 
-constexpr float REST_SCALE = 65534;  // as |x / scale - q| is 1/2 at most
+constexpr float REST_SCALE = 2 * MOST_ROUNDED;  // as |x / scale - q| is 1/2 at most
 
 /// Rounds a row to one or two terms, and returns its scale; what is not finite makes the scale not a number.
 inline float round(const float* x, int64_t count, int terms, int16_t* to) {
   const float most = largest_magnitude(x, count);
-  const float factor = most > 1e-30f ? 32767 / most : 0;
+  const float factor = most > 1e-30f ? MOST_ROUNDED / most : 0;
   const vec rounder = all(12582912.0f);  // the low bits of the sum are the whole number
   for (int64_t i = 0; i < count; i += LANES) {
     vec left = load(x + i) * factor;
@@ -91,7 +93,7 @@ inline float round(const float* x, int64_t count, int terms, int16_t* to) {
       left = (left - (shifted - rounder)) * REST_SCALE;
     }
   }
-  return most / 32767;
+  return most / MOST_ROUNDED;
 }
 
 /// The sum of `count` whole numbers, which are a multiple of 2 LANES.
@@ -103,9 +105,7 @@ inline int32_t sum_of(const int16_t* numbers, int64_t count) {
     std::memcpy(&pairs, numbers + i, sizeof(pairs));
     total = add_pairs(total, pairs, ones);
   }
-#pragma GCC unroll 4
-  for (int by = LANES / 2; by >= 1; by /= 2) total += __builtin_shuffle(total, exchange_index(by));
-  return total[0];
+  return folded(total, [](ivec a, ivec b) { return a + b; });
 }
 
 /// y = init + x [depth] · panel, for a panel of NV vectors of columns, by floats.
@@ -138,25 +138,21 @@ __attribute__((noinline)) void multiply_rounded(const Rounded& x, const Panel& p
   const char* block = panel.values;
   for (int64_t first = 0, b = 0; first < panel.depth; first += panel.block, ++b) {
     const int64_t end = std::min(first + panel.block, panel.depth);
-    const ivec* values = reinterpret_cast<const ivec*>(block) + strip;
-    ivec sums[ROWS][TERMS][NV] = {};
+    const Strip* values = reinterpret_cast<const Strip*>(block) + strip;
+    Sums sums[ROWS][TERMS][NV] = {};
 #pragma GCC unroll 2
-    for (int64_t k = first; k < end; k += 2, values += strips) {
-      for (int byte = 0; ROWS == 1 && byte < NV / TOGETHER * LANES * 4; byte += 64)
+    for (int64_t k = first; k < end; k += GROUP, values += strips) {
+      for (int byte = 0; ROWS == 1 && byte < NV / TOGETHER * int(sizeof(Strip)); byte += 64)
         __builtin_prefetch(reinterpret_cast<const char*>(values) + PREFETCH_BYTES + byte);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int s = 0; s < NV / TOGETHER; ++s)
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 2
           for (int term = 0; term < TERMS; ++term) {
-            int32_t q;
-            std::memcpy(&q, x.numbers + (r * TERMS + term) * x.pitch + k, sizeof(q));
+            const Activations q(x.numbers + (r * TERMS + term) * x.pitch + k);
 #pragma GCC unroll 4
-            for (int v = 0; v < TOGETHER; ++v) {
-              ivec& sum = sums[r][term][s * TOGETHER + v];
-              sum = add_pairs(sum, q - ivec{}, (ivec)((words)values[s] >> v * BITS));
-            }
+            for (int v = 0; v < TOGETHER; ++v) sums[r][term][s * TOGETHER + v].add(q, values[s].shifted(v * BITS));
           }
     }
     const auto* scales = reinterpret_cast<const float*>(values - strip);
@@ -171,8 +167,8 @@ __attribute__((noinline)) void multiply_rounded(const Rounded& x, const Panel& p
         vec parts[TERMS];
 #pragma GCC unroll 2
         for (int term = 0; term < TERMS; ++term) {
-          ivec& sum = sums[r][term][v];
-          if ((v + 1) % TOGETHER) sum -= sums[r][term][v + 1] << BITS;
+          ivec sum = sums[r][term][v].total();
+          if ((v + 1) % TOGETHER) sum -= sums[r][term][v + 1].total() << BITS;
           parts[term] = __builtin_convertvector(sum - zero * x.sums[(r * TERMS + term) * x.blocks + b], vec);
         }
         if (TERMS == 2) parts[0] = add_product(parts[0], parts[TERMS - 1], all(1 / REST_SCALE));
@@ -192,7 +188,8 @@ __attribute__((noinline)) void multiply_rounded(const Rounded& x, const Panel& p
 /// tile of several rows has only one.
 template <class Number>
 struct Tiles {
-  static constexpr int vectors = together(Number::BITS), rows = 2 * TILE_ROWS / (vectors * Number::TERMS);
+  static constexpr int vectors = std::max(together(Number::BITS), 2);
+  static constexpr int rows = 2 * TILE_ROWS / (vectors * Number::TERMS);
   static_assert(rows >= 3);
   static constexpr decltype(&multiply_rounded<Number, 2, vectors>) of[TILE_ROWS + 1] = {
       nullptr,
@@ -305,6 +302,7 @@ class Matrix {
         for (int64_t b = 0, from = 0; b < blocks; ++b, from += block_)
           sums[(r * terms + term) * blocks + b] = sum_of(q + from, std::min(block_, padded_ - from));
     }
+    group(numbers, rows * terms * padded_);
     return {numbers, scales, sums, padded_, blocks, terms};
   }
 
@@ -342,7 +340,7 @@ class Matrix {
     const int64_t width = vectors(p) * LANES, first = first_column(p), here = std::min(width, columns_ - first);
     char* panel = const_cast<char*>(this->panel(p).values);
     float* floats = reinterpret_cast<float*>(panel);
-    uint16_t* packed = reinterpret_cast<uint16_t*>(panel);
+    auto* packed = reinterpret_cast<std::make_unsigned_t<Word>*>(panel);
     const int bits = form_ == NIBBLES ? 4 : 8, last = together(bits) - 1;  // in a word
     // The place of a number is a sum of what its row and its column add. `above` is its first bit there, and `less`
     // what a signed weight is smaller by.
@@ -350,21 +348,21 @@ class Matrix {
     for (int64_t c = 0; c < here; ++c) {
       const int64_t strip = c / LANES / (last + 1), v = c / LANES % (last + 1);
       across[c] = form_ == FLOATS ? c / STRIP_COLUMNS * padded_ * STRIP_COLUMNS + c % STRIP_COLUMNS
-                                  : (strip * LANES + c % LANES) * 2;
+                                  : (strip * LANES + c % LANES) * GROUP;
       above[c] = v * bits, less[c] = v == last ? 1 << (bits - 1) : 0;
     }
-    // In words of two k: the distance between strips, and what lies behind a block.
-    const int64_t pitch = width / (last + 1) * 2, behind = width * COLUMN_TAIL_BYTES / 2;
+    // In words: the distance between groups, and what lies behind a block.
+    const int64_t pitch = width / (last + 1) * GROUP, behind = width * COLUMN_TAIL_BYTES / sizeof(Word);
     given.read(first, here, [&](int64_t k, int64_t c, auto number) {
       if constexpr (std::is_same_v<decltype(number), float>) {
         floats[k * STRIP_COLUMNS + across[c]] = number;
       } else {  // divided by constants: a division by a variable would take longer than all else here
         const int64_t b = form_ == EXACT_BYTES ? k / MAX_BLOCK_DEPTH : k / BLOCK_DEPTH;
-        packed[k / 2 * pitch + k % 2 + b * behind + across[c]] |= (number ^ less[c]) << above[c];
+        packed[k / GROUP * pitch + k % GROUP + b * behind + across[c]] |= (number ^ less[c]) << above[c];
       }
     });
     for (int64_t b = 0; b < blocks(); ++b) {
-      auto* scales = reinterpret_cast<float*>(packed + std::min((b + 1) * block_, padded_) / 2 * pitch + b * behind);
+      auto* scales = reinterpret_cast<float*>(packed + std::min((b + 1) * block_, padded_) / GROUP * pitch + b * behind);
       auto* zeros = reinterpret_cast<int16_t*>(scales + width);
       for (int64_t c = 0; c < here; ++c) {
         scales[c] = given.scale(first + c, b);

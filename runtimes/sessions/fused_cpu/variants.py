@@ -1,11 +1,13 @@
 """What a library of the fused operator is compiled from and with, and which processors run it.
 
-`setup.py` reads this file without the package, so it imports nothing of the project.
+`setup.py` reads this file without the package, so it imports nothing of the project. `CMakeLists.txt` reads
+`variants.json` too.
 """
 
 from __future__ import annotations
 
 import ctypes
+import json
 import platform
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +23,7 @@ SOURCES = (
     "pack.hpp",
     "token.hpp",
     "matrix.hpp",
+    "products.hpp",
     "softmax.hpp",
     "head.hpp",
     "numbers.hpp",
@@ -29,14 +32,23 @@ SOURCES = (
     "../ort_gpu/operator.hpp",  # of another device, in the same library
     "../ort_gpu/kernels.hpp",
 )
+_LISTED = json.loads(Path(__file__).with_name("variants.json").read_text(encoding="utf-8"))
 # Hidden symbols: two libraries in one process, each for other instructions, must not share a function or a
 # table. Without this the dynamic linker would join their inline variables. -ffast-math must not be here:
 # masked scores are minus infinity, and a NaN in the memory must reach the answer.
-FLAGS = ("-std=c++17", "-O2", "-fwrapv", "-fPIC", "-fvisibility=hidden", "-w")
+FLAGS: tuple[str, ...] = tuple(_LISTED["flags"])
 NATIVE = ("-march=native",)
 CPUINFO = Path("/proc/cpuinfo")
-AT_HWCAP = 16  # the entry of the auxiliary vector that holds the features below
-ARM_FEATURES = {"asimd": 1}  # bits, from Linux's asm/hwcap.h
+# ARM's features: the entry of the auxiliary vector that holds each, and its bit, from Linux's asm/hwcap.h.
+AT_HWCAP, AT_HWCAP2 = 16, 26
+ARM_FEATURES = {
+    "asimd": (AT_HWCAP, 1),
+    "crc32": (AT_HWCAP, 7),
+    "atomics": (AT_HWCAP, 8),
+    "asimdrdm": (AT_HWCAP, 12),
+    "asimddp": (AT_HWCAP, 20),
+    "i8mm": (AT_HWCAP2, 13),
+}
 
 
 class Variant(NamedTuple):
@@ -51,22 +63,10 @@ class Variant(NamedTuple):
         return f"fused-{self.name}.so"
 
 
-_SSE4 = ("ssse3", "sse4_1", "sse4_2", "popcnt")
-_AVX2 = (*_SSE4, "avx", "avx2", "fma", "f16c")
-_AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
-
-
-def _x86(name: str, features: tuple[str, ...]) -> Variant:
-    flags = tuple(f"-m{feature.replace('sse4_', 'sse4.')}" for feature in features)
-    return Variant(name, features, ("-march=x86-64", "-mtune=generic", *flags))
-
-
 # By the name of the machine's architecture: from the variant that most processors run to the fastest one.
 VARIANTS: dict[str, tuple[Variant, ...]] = {
-    "x86_64": (_x86("sse4", _SSE4), _x86("avx2", _AVX2), _x86("avx512", _AVX512)),
-    # With half precision and dot products (armv8.2-a+fp16+dotprod) GCC writes the very same code: every
-    # 64-bit ARM processor converts halves, and products are of floats or of 16-bit integers.
-    "aarch64": (Variant("neon", ("asimd",), ("-march=armv8-a",)),),
+    machine: tuple(Variant(one["name"], tuple(one["features"]), tuple(one["flags"])) for one in variants)
+    for machine, variants in _LISTED["variants"].items()
 }
 
 
@@ -96,5 +96,4 @@ def _arm_features() -> frozenset[str]:
         return frozenset()
     getauxval.restype = ctypes.c_ulong
     getauxval.argtypes = [ctypes.c_ulong]
-    bits = getauxval(AT_HWCAP)
-    return frozenset(name for name, bit in ARM_FEATURES.items() if bits >> bit & 1)
+    return frozenset(name for name, (entry, bit) in ARM_FEATURES.items() if getauxval(entry) >> bit & 1)

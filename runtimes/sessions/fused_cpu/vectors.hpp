@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #if defined(__SSE2__)
 #include <immintrin.h>
 #elif defined(__aarch64__)
@@ -22,7 +23,6 @@ constexpr int LANES = 4, TILE_ROWS = 6, TILE_VECTORS = 2;
 
 typedef float vec __attribute__((vector_size(LANES * 4)));
 typedef int32_t ivec __attribute__((vector_size(LANES * 4)));
-typedef int16_t words __attribute__((vector_size(LANES * 4)));
 typedef int16_t shorts __attribute__((vector_size(LANES * 2)));  // one for each float of a vector
 typedef float loose __attribute__((vector_size(LANES * 4), aligned(4), may_alias));  // at any address
 
@@ -79,22 +79,32 @@ inline ivec add_pairs(ivec total, ivec a, ivec b) {
 /// The larger of each pair, and b where either is not a number.
 inline vec larger(vec a, vec b) { return a > b ? a : b; }
 
-/// The indices first, LANES + first, first + 1, LANES + first + 1, …
-inline ivec zip_index(int first) {
-  ivec index{};
-  for (int i = 0; i < LANES; ++i) index[i] = first + i / 2 + (i % 2) * LANES;
-  return index;
+using Lanes = std::make_integer_sequence<int, LANES>;
+
+/// Lanes of a and b at these indices; those of b begin with LANES.
+template <class Vector, int... INDICES>
+inline Vector picked(Vector a, Vector b, std::integer_sequence<int, INDICES...>) {
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, INDICES...);
+#else
+  return __builtin_shuffle(a, b, ivec{INDICES...});
+#endif
+}
+
+/// The lanes FIRST of a and of b, FIRST + 1 of a and of b, and so on.
+template <int FIRST, int... I>
+inline vec zipped(vec a, vec b, std::integer_sequence<int, I...>) {
+  return picked(a, b, std::integer_sequence<int, (FIRST + I / 2 + I % 2 * LANES)...>());
 }
 
 /// Transposes LANES × LANES floats by log2(LANES) perfect shuffles.
 inline void transpose(vec (&x)[LANES]) {
-  const ivec low = zip_index(0), high = zip_index(LANES / 2);
   for (int stage = 1; stage < LANES; stage *= 2) {
     vec y[LANES];
 #pragma GCC unroll 16
     for (int i = 0; i < LANES / 2; ++i) {
-      y[2 * i] = __builtin_shuffle(x[i], x[i + LANES / 2], low);
-      y[2 * i + 1] = __builtin_shuffle(x[i], x[i + LANES / 2], high);
+      y[2 * i] = zipped<0>(x[i], x[i + LANES / 2], Lanes());
+      y[2 * i + 1] = zipped<LANES / 2>(x[i], x[i + LANES / 2], Lanes());
     }
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; ++i) x[i] = y[i];
@@ -103,38 +113,36 @@ inline void transpose(vec (&x)[LANES]) {
 
 /// The sums of LANES vectors: lane i of the result is the sum over x[i].
 inline vec sums(vec (&x)[LANES]) {
-  const ivec low = zip_index(0), high = zip_index(LANES / 2);
 #pragma GCC unroll 4
   for (int half = LANES / 2; half >= 1; half /= 2) {
 #pragma GCC unroll 8
     for (int i = 0; i < half; ++i)
-      x[i] = __builtin_shuffle(x[i], x[i + half], low) + __builtin_shuffle(x[i], x[i + half], high);
+      x[i] = zipped<0>(x[i], x[i + half], Lanes()) + zipped<LANES / 2>(x[i], x[i + half], Lanes());
   }
   return x[0];
 }
 
-/// The indices i xor by: lanes that are `by` apart change places.
-inline ivec exchange_index(int by) {
-  ivec index{};
-  for (int i = 0; i < LANES; ++i) index[i] = i ^ by;
-  return index;
+/// Lanes that are BY apart change places: lane i becomes lane i xor BY.
+template <int BY, class Vector, int... I>
+inline Vector exchanged(Vector x, std::integer_sequence<int, I...>) {
+  return picked(x, x, std::integer_sequence<int, (I ^ BY)...>());
 }
 
-inline const ivec BACKWARDS = exchange_index(LANES - 1);
+inline vec reversed(vec x) { return exchanged<LANES - 1>(x, Lanes()); }
 
-inline vec reversed(vec x) { return __builtin_shuffle(x, BACKWARDS); }
+/// All lanes combined by a function of two vectors.
+template <int BY = LANES / 2, class Vector, class Combine>
+inline auto folded(Vector x, const Combine& combine) {
+  x = combine(x, exchanged<BY>(x, Lanes()));
+  if constexpr (BY > 1) return folded<BY / 2>(x, combine);
+  else return x[0];
+}
 
 inline float sum(vec x) {
-#pragma GCC unroll 4
-  for (int by = LANES / 2; by >= 1; by /= 2) x += __builtin_shuffle(x, exchange_index(by));
-  return x[0];
+  return folded(x, [](vec a, vec b) { return a + b; });
 }
 
-inline float largest(vec x) {
-#pragma GCC unroll 4
-  for (int by = LANES / 2; by >= 1; by /= 2) x = larger(x, __builtin_shuffle(x, exchange_index(by)));
-  return x[0];
-}
+inline float largest(vec x) { return folded(x, larger); }
 
 /// 2^r for |r| <= 1/2, with a relative error of at most 2.3e-7.
 inline vec exp2_near_zero(vec r) {

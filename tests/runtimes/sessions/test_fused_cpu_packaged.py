@@ -62,20 +62,36 @@ def test_the_processor_decides(
     assert fused_cpu.ignored() is None
 
 
+@pytest.mark.parametrize(
+    ("hwcap", "hwcap2", "name"),
+    [
+        (0x119FFF, 1 << 13, "i8mm"),
+        (0x119FFF, 0, "dotprod"),  # Neoverse N1
+        (0x008FF, 0, "neon"),  # Cortex-A72
+        (0x119FFF & ~(1 << 8), 0, "neon"),  # no large atomics, which the other variants may use
+        (0, 0, None),
+    ],
+)
 def test_arm_asks_the_auxiliary_vector(
-    libraries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hwcap: int,
+    hwcap2: int,
+    name: str | None,
+    libraries: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pretend(monkeypatch, tmp_path, ALL_FLAGS, machine="aarch64")  # /proc/cpuinfo of an emulating machine
-    for bits, name in ((1 << 1 | 1 << 9, "neon"), (1 << 9, None)):
-        monkeypatch.setattr("ctypes.CDLL", lambda _, bits=bits: Auxiliary(bits))
-        assert variants.features() == ({"asimd"} if name else set())
+    for variant in VARIANTS["aarch64"]:
+        (libraries / variant.file).write_bytes(b"")
+    monkeypatch.setattr("ctypes.CDLL", lambda _: Auxiliary({16: hwcap, 26: hwcap2}))
+    assert fused_cpu.variant() == name
 
 
 class Auxiliary:
     """A C library whose processor has the features of some bits."""
 
-    def __init__(self, bits: int) -> None:
-        self.getauxval = lambda entry: bits if entry == 16 else 0
+    def __init__(self, vector: dict[int, int]) -> None:
+        self.getauxval = lambda entry: vector[entry]
 
 
 def test_what_this_machine_compiled_comes_first(libraries: Path, monkeypatch: pytest.MonkeyPatch) -> None:
