@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
+from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import Any
 
@@ -16,7 +17,7 @@ from runtimes.base.terminal import printable
 from runtimes.cli.ends import clean_up_when_terminated, stop_insisting, stopped_in_a_word, terminals_protected
 from runtimes.cli.options import name_of
 
-Sections = Mapping[str, Sequence[click.Command]]
+Sections = Mapping[str, Mapping[str, str]]
 HYPHEN = "\u2011"  # one at which no line is broken
 
 
@@ -85,10 +86,31 @@ class Subgroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
+class Commands(Mapping[str, click.Command]):
+    """The commands of a group by name. Each is imported when it is needed, since the others take as long as
+    the first token of a small model.
+
+    places: where each is, as `pkgutil.resolve_name` reads it.
+    """
+
+    def __init__(self, places: Mapping[str, str]) -> None:
+        self._places = places
+
+    def __getitem__(self, name: str) -> click.Command:
+        command: click.Command = resolve_name(self._places[name])
+        return command
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
 class Group(Subgroup):
     """A group of commands whose errors are one sentence each; a traceback is a bug of this project.
 
-    sections: the commands under each title of the help.
+    sections: the commands under each title of the help, by name, and where each is.
 
     Exit codes: 2 for what cannot be used, 130 when interrupted, 143 when terminated, 129 when the terminal
     was closed. What was half written is removed in each case.
@@ -97,15 +119,15 @@ class Group(Subgroup):
     def __init__(self, *args: Any, sections: Sections = MappingProxyType({}), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.sections = sections
-        for commands in sections.values():
-            for command in commands:
-                self.add_command(command)
+        if sections:
+            places = {name: place for section in sections.values() for name, place in section.items()}
+            self.commands = Commands(places)  # type: ignore[assignment]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         if not self.sections:
             super().format_commands(ctx, formatter)
-        for title, commands in self.sections.items():
-            rows = [(command.name or "", command.get_short_help_str(limit=100)) for command in commands]
+        for title, names in self.sections.items():
+            rows = [(name, self.commands[name].get_short_help_str(limit=100)) for name in names]
             with formatter.section(title):
                 formatter.write_dl(rows)
 

@@ -57,8 +57,11 @@ def test_names_that_are_imported_when_used_are_listed(python: Callable) -> None:
     assert python(listed, block=("torch",)).stdout.split() == ["set()", "set()"]
 
 
+EVERY_COMMAND = "from xl_export.cli.main import main; [*main.commands.values()]; print(*sys.modules)"
+
+
 def test_the_command_line_imports_nothing_heavy(python: Callable) -> None:
-    loaded = set(python("import xl_export.cli.main; print(*sys.modules)").stdout.split())
+    loaded = set(python(EVERY_COMMAND).stdout.split())
     assert "click" in loaded
     heavy = {"onnxruntime", *ABOVE} - {"trainer", "xl_export"}
     assert not loaded & heavy
@@ -71,3 +74,27 @@ def test_the_command_line_imports_nothing_heavy(python: Callable) -> None:
         "trainer.run.config",
         "trainer.run.optimizer_config",
     }
+
+
+GENERATE = """
+from xl_export.cli.main import main
+try:
+    main(["generate", sys.argv[1], "--prompt", "a", "--tokens", "2", "--temperature", "0.5"])
+finally:
+    print(*sys.modules)
+"""
+NEEDLESS = {  # and take milliseconds each
+    "numpy.ma",
+    "runtimes.sessions.ort_gpu.provider",
+    "shutil",
+    "tempfile",
+    "trainer",
+    "xl_export.cli.export",
+    "zipfile",
+}
+
+
+def test_generating_imports_nothing_needless(python: Callable, artefacts: dict[str, Path]) -> None:
+    loaded = set(python(GENERATE, artefacts["ring"]).stdout.split())
+    assert "onnxruntime" in loaded
+    assert not loaded & NEEDLESS

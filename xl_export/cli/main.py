@@ -1,47 +1,45 @@
 """`xl-export`: each step from text to a verified artefact is one command.
 
-Heavy packages are imported only by the commands that need them.
+A command is imported when it is used, and heavy packages only by the commands that need them.
 """
 
 from __future__ import annotations
 
 import click
 
-from runtimes.cli.check import check_command
-from runtimes.cli.fused_kernel import fused_kernel_command
-from runtimes.cli.generate import generate_command
 from runtimes.cli.group import Group
-from runtimes.cli.info import info_command
-from runtimes.cli.set import set_command
-from xl_export.cli.attention import attention_command, spans_command
-from xl_export.cli.build import build_command
-from xl_export.cli.demo import demo_command
-from xl_export.cli.deployment import polygraphy_command, refit_command
-from xl_export.cli.devices import devices_command
-from xl_export.cli.export import export_command
-from xl_export.cli.import_ import import_command
-from xl_export.cli.on_ray import eval_command, score_command
-from xl_export.cli.prepare import prepare_command
-from xl_export.cli.recl import recl_command
-from xl_export.cli.runs import runs_command
-from xl_export.cli.serve import serve_command
-from xl_export.cli.train import train_command
-from xl_export.cli.web import web_command
 
 SECTIONS = {
-    "Start": [demo_command, train_command, import_command, export_command, check_command],
-    "Use": [generate_command, eval_command, score_command, serve_command, web_command, set_command],
-    "Inspect": [
-        info_command,
-        runs_command,
-        attention_command,
-        recl_command,
-        spans_command,
-        devices_command,
-    ],
-    "Data": [prepare_command],
-    "NVIDIA": [build_command, refit_command, polygraphy_command],
-    "Build": [fused_kernel_command],
+    "Start": {
+        "demo": "xl_export.cli.demo:demo_command",
+        "train": "xl_export.cli.train:train_command",
+        "import": "xl_export.cli.import_:import_command",
+        "export": "xl_export.cli.export:export_command",
+        "check": "runtimes.cli.check:check_command",
+    },
+    "Use": {
+        "generate": "runtimes.cli.generate:generate_command",
+        "eval": "xl_export.cli.on_ray:eval_command",
+        "score": "xl_export.cli.on_ray:score_command",
+        "serve": "xl_export.cli.serve:serve_command",
+        "web": "xl_export.cli.web:web_command",
+        "set": "runtimes.cli.set:set_command",
+    },
+    "Inspect": {
+        "info": "runtimes.cli.info:info_command",
+        "runs": "xl_export.cli.runs:runs_command",
+        "attention": "xl_export.cli.attention:attention_command",
+        "recl": "xl_export.cli.recl:recl_command",
+        "spans": "xl_export.cli.attention:spans_command",
+        "devices": "xl_export.cli.devices:devices_command",
+    },
+    "Data": {"prepare": "xl_export.cli.prepare:prepare_command"},
+    "NVIDIA": {
+        "build": "xl_export.cli.build:build_command",
+        "refit": "xl_export.cli.deployment:refit_command",
+        "polygraphy": "xl_export.cli.deployment:polygraphy_command",
+    },
+    "Build": {"fused-kernel": "runtimes.cli.fused_kernel:fused_kernel_command"},
 }
 
 

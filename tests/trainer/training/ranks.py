@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["trainer.training.loop", "xl_export.cli.main"])
+CONTEXT.set_forkserver_preload(["trainer.training.loop", "xl_export.cli.train"])
 
 
 class Ended(NamedTuple):
