@@ -11,21 +11,13 @@ import errno
 import hashlib
 import io
 import json
-import math
 import os
 import re
 import stat
-import struct
-import tokenize
-import zipfile
-import zlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from numpy.lib import format as npy_format
 
 from runtimes.base.errors import ArtefactError, UserError, first_line
 from runtimes.base.partial import make_hidden, sweep
@@ -35,25 +27,6 @@ from runtimes.base.text import decode_text, text_pieces
 HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")  # half of a surrogate pair, as JSON writes it
 
 Content = bytes | bytearray | memoryview  # of a file that was read
-
-# Everything that zipfile and NumPy raise for a damaged archive (an encrypted member is a RuntimeError,
-# a header that is not a Python literal a SyntaxError, TypeError or TokenError).
-NPZ_ERRORS = (
-    ValueError,
-    KeyError,
-    EOFError,
-    NotImplementedError,
-    RuntimeError,
-    TypeError,
-    AttributeError,
-    SyntaxError,
-    OverflowError,
-    MemoryError,
-    zipfile.BadZipFile,
-    zlib.error,
-    struct.error,
-    tokenize.TokenError,
-)
 
 
 @contextlib.contextmanager
@@ -205,51 +178,6 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
         raise ValueError(f"it has the key {twice!r:.60} twice")
     return found
-
-
-def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """Every array of an `.npz` file.
-
-    Raises ArtefactError for a damaged archive, for pickled objects, for a duplicate name, and for headers
-    that promise more data than the archive holds; nothing is allocated before that is known.
-    """
-    try:
-        with open_file(path) as stream:
-            size = stream.seek(0, io.SEEK_END)
-            with zipfile.ZipFile(stream) as archive:
-                members = archive.infolist()
-                held = max(size, 1 << 20)
-                claimed = sum(member.file_size for member in members)
-                if claimed > 64 * held:
-                    raise ValueError(f"it claims {claimed} bytes from {held}")
-                if len({member.filename.removesuffix(".npy") for member in members}) < len(members):
-                    raise ValueError("it has two arrays of one name")
-                for member in members:
-                    _check_npy_size(archive, member)
-            stream.seek(0)
-            with np.load(stream, allow_pickle=False) as arrays:
-                return {name: arrays[name] for name in arrays.files}
-    except FileNotFoundError as error:
-        raise ArtefactError(f"{path} does not exist; give the name of an .npz file that is there.") from error
-    except (*NPZ_ERRORS, OSError) as error:
-        raise ArtefactError(
-            f"{path} is not a readable .npz file ({first_line(error)}); copy or make it again."
-        ) from error
-
-
-def _check_npy_size(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
-    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise ValueError(f"{member.filename} has compression type {member.compress_type}")
-    with archive.open(member) as stream:
-        version = npy_format.read_magic(stream)
-        reader = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}.get(
-            version
-        )
-        if reader is None:
-            raise ValueError(f"{member.filename} has npy version {version}")
-        shape, _, dtype = reader(stream)
-        if dtype.hasobject or math.prod(shape) * dtype.itemsize != member.file_size - stream.tell():
-            raise ValueError(f"{member.filename} does not hold the array that its header describes")
 
 
 def sha256(path: Path) -> str:

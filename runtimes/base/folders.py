@@ -11,7 +11,6 @@ import ctypes
 import errno
 import fcntl
 import os
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -37,6 +36,8 @@ def atomic_folder(
     meanwhile. sources: what the new folder is made from, which must not be in the folder that is replaced.
     Raises UserError; `path` is then as it was.
     """
+    import shutil  # takes milliseconds, and a session writes no folder
+
     refuse_existing(path, kind, force=force, sources=sources)
     path = path.resolve()
     with writing(path):

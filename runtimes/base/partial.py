@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import os
 import re
-import shutil
 from pathlib import Path
 
 
@@ -98,6 +97,8 @@ def _remove_unlocked(hidden: Path, *, folder: bool) -> None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if folder:
+                import shutil  # takes milliseconds, and only a write that was cut short leaves a folder
+
                 shutil.rmtree(hidden, ignore_errors=True)
             else:
                 hidden.unlink()

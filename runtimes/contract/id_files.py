@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from runtimes.base.errors import TextError, first_line, json_fault
-from runtimes.base.files import NPZ_ERRORS, open_file, reading
+from runtimes.base.files import open_file, reading
 from runtimes.base.text import byte_lines, text_lines, text_pieces
 
 IdType = Literal["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"]
@@ -38,6 +38,8 @@ def open_ids(path: Path, *, dtype: str | None = None) -> np.ndarray:
     of the ids is not checked (see `refuse_outside`). Raises TextError for a file that is missing, damaged or
     holds something else.
     """
+    from runtimes.base.npz import NPZ_ERRORS  # texts need no files of ids, and importing it takes time
+
     if path.suffix == ".bin":
         return _raw(path, dtype)
     if path.suffix == ".txt":

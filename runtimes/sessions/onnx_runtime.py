@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
+import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from operator import is_
@@ -334,10 +334,9 @@ def load_graph(
             weights = contents[WEIGHTS]
             getattr(options, FROM_MEMORY)([WEIGHTS], [weights], [len(weights)])
         # A tensor that ONNX Runtime does not take from these bytes, as in a branch, is looked for in a
-        # folder: an empty one, so that no file of the working folder is ever read.
-        with tempfile.TemporaryDirectory() as nothing:
-            options.add_session_config_entry(EXTERNAL_FOLDER, nothing)
-            session = ort.InferenceSession(bytes(contents[graph.name]), options, **providers)
+        # folder. This is none, so that no file of the working folder is ever read.
+        options.add_session_config_entry(EXTERNAL_FOLDER, os.devnull)
+        session = ort.InferenceSession(bytes(contents[graph.name]), options, **providers)
     _verify_signature(session, spec, graph, tokens)
     return session
 

@@ -104,7 +104,7 @@ class Draw:
         self._any_min_p = bool(self._min_p.any())
         kept = [size if sampler.top_k is None else min(sampler.top_k, size) for sampler in samplers]
         self._edge = size - np.array(kept)  # the place of the k-th largest logit in ascending order
-        self._edges = np.unique(self._edge).tolist()
+        self._edges = sorted(set(self._edge.tolist()))  # np.unique would import numpy.ma
         # k, if all rows keep equally few tokens: the others, whose weight is 0, change no sum.
         self._few = kept[0] if len(self._edges) == 1 and 4 * kept[0] <= size else 0
         self._firsts = self._rows * self._few

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtimes import load_memory, open_session
-from runtimes.base.files import read_json, read_npz, write_json
+from runtimes.base.files import read_json, write_json
+from runtimes.base.npz import read_npz
 from runtimes.contract.engine import load_engine
 from runtimes.contract.spec import load_spec
 from tests.trainer.data.corpus_files import make_source

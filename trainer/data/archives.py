@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from runtimes.base.errors import UserError, first_line
-from runtimes.base.files import NPZ_ERRORS, open_file, reading, writing
+from runtimes.base.files import open_file, reading, writing
+from runtimes.base.npz import NPZ_ERRORS
 
 SUFFIXES = (".gz", ".bz2", ".xz")  # of a compressed single file
 BLOCK_BYTES = 1 << 20

@@ -14,7 +14,6 @@ import errno
 import os
 import stat
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,6 +49,8 @@ def private_file(path: Path, *, mode: int = 0o600) -> Iterator[Path]:
     """A temporary path next to `path`. What was written there takes its place when the block ends without an
     error, and only its user may write it, whatever the umask is.
     """
+    import tempfile  # takes milliseconds, and sessions write no library
+
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         temporary = Path(folder) / path.name
         yield temporary

@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 
 from runtimes.base.errors import ArtefactError, UserError
-from runtimes.base.files import atomic_file, read_bytes, read_json, read_npz, write_json
+from runtimes.base.files import atomic_file, read_bytes, read_json, write_json
 from runtimes.base.folders import atomic_folder
 from runtimes.base.kinds import Kind
+from runtimes.base.npz import read_npz
 
 FILE = Kind(what="a folder of tests", marker="file", proofs=("file",), names=("side", "run/file"))
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from runtimes.base.errors import ArtefactError, UserError
-from runtimes.base.files import open_file, read_bytes, read_json, read_npz, sha256
+from runtimes.base.files import open_file, read_bytes, read_json, sha256
+from runtimes.base.npz import read_npz
 from tests.commands import refused, xl
 
 

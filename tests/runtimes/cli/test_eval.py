@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtimes.base.files import read_npz, write_json
+from runtimes.base.files import write_json
+from runtimes.base.npz import read_npz
 from runtimes.cli.eval import write_losses
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.vocabulary import ByteVocab, CharVocab, Vocab, WordVocab

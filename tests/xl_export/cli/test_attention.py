@@ -14,7 +14,7 @@ import pytest
 import torch
 from matplotlib import image
 
-from runtimes.base.files import read_npz
+from runtimes.base.npz import read_npz
 from runtimes.contract.rule import MemoryRule
 from tests.architectures import ALL_ATTENTION, SPAN
 from tests.commands import refused, xl

@@ -13,7 +13,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from runtimes.base.errors import ArtefactError, first_line
-from runtimes.base.files import read_npz, reading, refuse_other_kinds
+from runtimes.base.files import reading, refuse_other_kinds
+from runtimes.base.npz import read_npz
 from xl_export.importers.pickle.values import PickleError, clean, described
 
 DTYPES = {
