@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from runtimes.base.errors import UserError
 from runtimes.contract.memory import Memory
 from runtimes.contract.sampling import Sampler
-from runtimes.contract.saved_streams import load_memory, save_memory
 from runtimes.contract.session import Session
 from runtimes.sessions.open import open_session
 
 if TYPE_CHECKING:
+    from runtimes.contract.saved_streams import load_memory, save_memory
     from runtimes.tasks.beams import Continuation, beam_search, best_of
     from runtimes.tasks.check import CheckReport, check
     from runtimes.tasks.evaluate import Score, evaluate
@@ -48,24 +48,26 @@ __all__ = [
     "score_texts",
 ]
 
-# The module in `runtimes.tasks` of each name that is imported when first used: a program that only steps a
-# session starts faster without them.
-_TASKS = {
-    "BestText": "n_best",
-    "CheckReport": "check",
-    "Continuation": "beams",
-    "Draw": "sample",
-    "Piece": "generate",
-    "Score": "evaluate",
-    "TextScore": "score_texts",
-    "TextToScore": "text_rows",
-    "beam_search": "beams",
-    "best_of": "beams",
-    "best_of_groups": "n_best",
-    "check": "check",
-    "evaluate": "evaluate",
-    "generate": "generate",
-    "score_texts": "score_texts",
+# The module of each name that is imported when first used: a program that only steps a session starts faster
+# without them.
+_WHEN_USED = {
+    "BestText": "tasks.n_best",
+    "CheckReport": "tasks.check",
+    "Continuation": "tasks.beams",
+    "Draw": "tasks.sample",
+    "Piece": "tasks.generate",
+    "Score": "tasks.evaluate",
+    "TextScore": "tasks.score_texts",
+    "TextToScore": "tasks.text_rows",
+    "beam_search": "tasks.beams",
+    "best_of": "tasks.beams",
+    "best_of_groups": "tasks.n_best",
+    "check": "tasks.check",
+    "evaluate": "tasks.evaluate",
+    "generate": "tasks.generate",
+    "load_memory": "contract.saved_streams",
+    "save_memory": "contract.saved_streams",
+    "score_texts": "tasks.score_texts",
 }
 
 
@@ -74,6 +76,6 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _TASKS:
+    if name not in _WHEN_USED:
         raise AttributeError(f"module 'runtimes' has no attribute {name!r}")
-    return getattr(import_module(f"runtimes.tasks.{_TASKS[name]}"), name)
+    return getattr(import_module(f"runtimes.{_WHEN_USED[name]}"), name)

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from runtimes.contract.device import Device
+from runtimes.sessions import artefact
 from runtimes.sessions.open import open_session
 from runtimes.sessions.ort_gpu import provider, session
 from runtimes.sessions.ort_gpu.provider import CudaProvider
@@ -97,6 +98,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         launch(self, io)
 
     monkeypatch.setattr(provider, "PROVIDER", HostProvider(launched))
+    monkeypatch.setattr(artefact, "CUDA_PROVIDER", HostProvider.name)
     monkeypatch.setattr(session.OrtGpuSession, "launch", noted)
     return launched
 

@@ -19,7 +19,8 @@ from runtimes.contract.device import Kind
 from runtimes.contract.engine import Flavour, Gpu
 from runtimes.sessions import fused_cpu
 from runtimes.sessions.ort_gpu.driver import ask_driver
-from runtimes.sessions.ort_gpu.provider import PROVIDER, fault_of_both
+from runtimes.sessions.ort_gpu.packages import fault_of_both
+from runtimes.sessions.ort_gpu.provider import PROVIDER
 from runtimes.sessions.tensorrt.device_memory import Cuda
 from runtimes.sessions.tensorrt.module import load_tensorrt
 

@@ -13,8 +13,7 @@ from runtimes.contract.device import AUTO, CPU, Device, refuse_for_artefact
 from runtimes.contract.session import Session
 from runtimes.contract.spec import Spec
 from runtimes.sessions.onnx_runtime import OrtSession, read_artefact
-from runtimes.sessions.ort_gpu import provider
-from runtimes.sessions.ort_gpu.provider import fault_of_both
+from runtimes.sessions.ort_gpu.packages import CUDA_PROVIDER, fault_of_both
 
 TRIED_TOKENS = 24  # of each row of the reference
 SINGLE_TOKENS = 8  # enough for a CUDA graph in both directions
@@ -38,7 +37,8 @@ def open(
             if device == AUTO and (fault := fault_of_both()):
                 say_once(f"computing on the CPU, because {fault}")
             return OrtSession.of(folder, spec, contents, threads=threads)
-    from runtimes.sessions.ort_gpu.session import OrtGpuSession  # not on the CPU, which opens sooner
+    from runtimes.sessions.ort_gpu import provider  # not on the CPU, which opens sooner
+    from runtimes.sessions.ort_gpu.session import OrtGpuSession
 
     if device != AUTO:
         return OrtGpuSession.of(folder, spec, contents, device=device, threads=threads)
@@ -63,7 +63,7 @@ def _has_cuda() -> bool:
         ort = load_onnxruntime()
     except MissingPackageError:  # `OrtSession` says what to install
         return False
-    return provider.PROVIDER.name in ort.get_available_providers()
+    return CUDA_PROVIDER in ort.get_available_providers()
 
 
 def refuse_wrong_answers(session: Session, folder: Path, spec: Spec) -> None:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib.util
 import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from runtimes.base.errors import MissingPackageError, first_line, install
+from runtimes.base.errors import MissingPackageError, first_line
 from runtimes.base.ranges import counted
 from runtimes.contract.device import Device
 from runtimes.contract.spec import Spec
 from runtimes.sessions.ort_gpu.driver import ask_driver
 from runtimes.sessions.ort_gpu.machine_code import codes_of
+from runtimes.sessions.ort_gpu.packages import CUDA_PROVIDER, fault_of_both, install_gpu
 from runtimes.sessions.ort_gpu.stream import Stream
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ INSTALL_LIBRARIES = "run `pip install 'onnxruntime-gpu[cuda,cudnn]'`"
 class CudaProvider:
     """ONNX Runtime's own kernels for CUDA."""
 
-    name: ClassVar[str] = "CUDAExecutionProvider"  # in ONNX Runtime
+    name: ClassVar[str] = CUDA_PROVIDER
     memory: ClassVar[str] = "cuda"  # the name of its memory in ONNX Runtime
 
     def options(self, device: Device) -> dict[str, str]:
@@ -123,30 +123,6 @@ def kernels_missing(spec: Spec) -> str:
     return "install onnxruntime-gpu 1.25 or newer"
 
 
-def both_installed() -> bool:
-    """Whether `onnxruntime` and `onnxruntime-gpu` are installed: they overwrite each other's files."""
-    ort = importlib.util.find_spec("onnxruntime")
-    if ort is None or ort.origin is None:
-        return False
-    # What pip writes next to a package. `importlib.metadata` would read all packages' own, for 20 ms.
-    records = Path(ort.origin).parents[1].glob("onnxruntime*.dist-info")
-    return {"onnxruntime", "onnxruntime_gpu"} <= {record.name.partition("-")[0] for record in records}
-
-
-def fault_of_both() -> str | None:
-    """What is wrong if both packages of ONNX Runtime are installed, and how to fix it; None otherwise."""
-    if not both_installed():
-        return None
-    return (
-        "onnxruntime and onnxruntime-gpu are both installed, and each overwrites files of the other; run "
-        f"{_install_gpu()}"
-    )
-
-
-def _install_gpu() -> str:
-    return f"`pip uninstall -y onnxruntime onnxruntime-gpu`, and then {install('gpu')}"
-
-
 def _sentence(device: Device, fault: str) -> str:
     return f"device is {device} and ONNX Runtime cannot use it: {fault}, or give --device cpu."
 
@@ -155,8 +131,8 @@ def _not_in_package(ort: Any) -> str:
     if fault := fault_of_both():
         return fault
     if driver := ask_driver().fault:  # who has no GPU should read that before downloading the package
-        return f"{driver}; {INSTALL_DRIVER}, and then run {_install_gpu()}"
-    return f"the installed onnxruntime {ort.__version__} is built without CUDA; run {_install_gpu()}"
+        return f"{driver}; {INSTALL_DRIVER}, and then run {install_gpu()}"
+    return f"the installed onnxruntime {ort.__version__} is built without CUDA; run {install_gpu()}"
 
 
 def _fault_of_driver(ort: Any) -> str | None:

@@ -15,7 +15,7 @@ from runtimes.base.errors import ArtefactError, ConfigError, MissingPackageError
 from runtimes.contract.device import Device
 from runtimes.contract.engine import Gpu
 from runtimes.sessions.onnx_runtime import OrtSession
-from runtimes.sessions.ort_gpu import driver, provider
+from runtimes.sessions.ort_gpu import driver, packages, provider
 from runtimes.sessions.ort_gpu.driver import DriverFacts
 from runtimes.sessions.ort_gpu.loading import elsewhere, of_shapes_elsewhere
 from runtimes.sessions.ort_gpu.machine_code import Code
@@ -35,7 +35,7 @@ def test_conflicting_packages_are_named_also_by_auto(
     monkeypatch.setattr(progress, "_said", set())
     open_session(artefacts["ring"], threads=1)
     assert capsys.readouterr().err == ""  # who has installed the package for the CPU is told nothing
-    monkeypatch.setattr(provider, "both_installed", lambda: True)
+    monkeypatch.setattr(packages, "both_installed", lambda: True)
     open_session(artefacts["ring"], threads=1, device="cpu")
     assert capsys.readouterr().err == ""
     assert isinstance(open_session(artefacts["ring"], threads=1), OrtSession)
