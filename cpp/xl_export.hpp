@@ -5,7 +5,7 @@
 //   xl_export::generate(session, memory, session.vocabulary().encode("The "), {},
 //                       [](const xl_export::Piece& piece) { std::cout << piece.text; return true; });
 //
-// All of it is in headers. It needs ONNX Runtime's C header (third_party/onnxruntime) and its library, and
+// Its sources are in src. They need ONNX Runtime's C header (third_party/onnxruntime) and its library, and
 // nothing else. docs/guides/cpp.md shows a program in five minutes.
 #ifndef XL_EXPORT_HPP
 #define XL_EXPORT_HPP
@@ -18,6 +18,6 @@
 #include "include/xl_export/session.hpp"
 #include "include/xl_export/spec.hpp"
 #include "include/xl_export/streams.hpp"
-#include "include/xl_export/text/vocabulary.hpp"
+#include "include/xl_export/vocabulary.hpp"
 
 #endif

@@ -284,7 +284,8 @@ def compiled(name: str, folder: Path) -> Path:
     source = CPP_SOURCES / "examples" / f"{name}.cpp"
     program = folder / name
     includes = [f"-I{CPP_SOURCES}", f"-I{CPP_SOURCES / 'third_party' / 'onnxruntime'}"]
-    command = ["g++", "-std=c++17", "-O2", *includes, str(source), "-o", str(program), str(linked)]
+    sources = [str(path) for path in (source, *(CPP_SOURCES / "src").glob("*.cpp"))]
+    command = ["g++", "-std=c++17", "-O2", *includes, *sources, "-o", str(program), str(linked)]
     ended = subprocess.run([*command, f"-Wl,-rpath,{folder}"], capture_output=True, text=True, check=False)
     if ended.returncode:
         raise ArtefactError(f"{source} could not be compiled: {ended.stderr.strip()[:300]}.")

@@ -1,5 +1,5 @@
 """Writes the tables by which the readers in C++ and JavaScript verify `spec.json` and `reference.json`:
-`include/xl_export/format_tables.hpp` and `web/src/format-tables.js`.
+`src/format_tables.hpp` and `web/src/format-tables.js`.
 
     python cpp/tools/format_tables.py
 
@@ -52,7 +52,7 @@ from runtimes.contract.tensors import (
 )
 
 ROOT = Path(__file__).parents[2]
-HPP = ROOT / "cpp" / "include" / "xl_export" / "format_tables.hpp"
+HPP = ROOT / "cpp" / "src" / "format_tables.hpp"
 JS = ROOT / "web" / "src" / "format-tables.js"
 WIDTH = 105
 NOTE = """\

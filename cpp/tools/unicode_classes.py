@@ -1,4 +1,4 @@
-"""Writes `include/xl_export/text/unicode_classes.hpp`: which characters the library `tokenizers` takes for
+"""Writes `src/unicode_classes.hpp`: which characters the library `tokenizers` takes for
 letters and for numbers.
 
     python cpp/tools/unicode_classes.py
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tokenizers import Regex, pre_tokenizers
 
-TARGET = Path(__file__).parents[1] / "include" / "xl_export" / "text" / "unicode_classes.hpp"
+TARGET = Path(__file__).parents[1] / "src" / "unicode_classes.hpp"
 CHARACTERS = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
 HEAD = """\
 // Written by cpp/tools/unicode_classes.py: the characters that the library `tokenizers` takes for letters and

@@ -1,11 +1,10 @@
-"""Compiles programs against the headers in cpp/ and the library in ONNX Runtime's wheel."""
+"""Compiles programs with the library in cpp/ and ONNX Runtime's library in the wheel."""
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
 import json
-import os
 import shutil
 import subprocess
 from importlib.util import find_spec
@@ -33,30 +32,39 @@ def onnxruntime_library() -> Path:
 
 
 def compiled(source: Path, *flags: str, compiler: str = "g++", library: Path | None = None) -> Path:
-    """The program of a source, compiled unless it is there already; skips where there is no compiler.
+    """The program of a source, compiled with the library in cpp/ unless it is there already.
 
-    Several test processes may ask at once: one compiles, and the others wait for it.
+    Skips where there is no compiler. Several test processes may ask at once: one compiles, the others wait.
     """
     if shutil.which(compiler) is None:
         pytest.skip(f"{compiler} is not installed, so nothing of cpp/ can be compiled")
-    library = library or onnxruntime_library()
-    headers = sorted(path for path in CPP.rglob("*") if path.suffix in (".hpp", ".h", ".cpp"))
-    facts = [compiler, *flags, str(library), *(path.read_text() for path in (source, *headers))]
-    folder = BUILD / hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+    onnxruntime = library or onnxruntime_library()
+    own = sorted(path for path in CPP.rglob("*") if path.suffix in (".hpp", ".h", ".cpp"))
+    includes = (f"-I{CPP}", f"-isystem{CPP / 'third_party' / 'onnxruntime'}")
+    command = (compiler, *STRICT, *flags, *includes)
+    facts = repr([*command, *(path.read_text() for path in own)])
+    objects = _made(facts, "objects", (*command, "-c", *sorted((CPP / "src").glob("*.cpp"))))
+    linked = ("libonnxruntime.so.1", "-Wl,-rpath,$ORIGIN")
+    whole = (*command, source, *objects.glob("*.o"), "-o", source.stem, *linked)
+    facts += f"{onnxruntime} {source.read_text()}"
+    return _made(facts, source.stem, whole, libonnxruntime=onnxruntime) / source.stem
+
+
+def _made(facts: str, name: str, command: tuple[object, ...], libonnxruntime: Path | None = None) -> Path:
+    """The folder of what a command makes from some facts."""
+    folder = BUILD / f"{name}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}"
     folder.mkdir(parents=True, exist_ok=True)
-    program = folder / source.stem
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not program.is_file():
-            (folder / "libonnxruntime.so.1").unlink(missing_ok=True)
-            (folder / "libonnxruntime.so.1").symlink_to(library)  # the name that the library calls itself
-            includes = (f"-I{CPP}", f"-I{CPP / 'third_party' / 'onnxruntime'}")
-            linked = (str(folder / "libonnxruntime.so.1"), f"-Wl,-rpath,{folder}")
-            command = (compiler, *STRICT, *flags, *includes, str(source), "-o", f"{program}.new", *linked)
-            ended = subprocess.run(command, capture_output=True, text=True)
+        if not (folder / "complete").exists():
+            if libonnxruntime:  # by the name that the library calls itself
+                (folder / "libonnxruntime.so.1").unlink(missing_ok=True)
+                (folder / "libonnxruntime.so.1").symlink_to(libonnxruntime)
+            words = [str(word) for word in command]
+            ended = subprocess.run(words, capture_output=True, text=True, cwd=folder)
             assert ended.returncode == 0, ended.stderr[-4000:]
-            os.replace(f"{program}.new", program)
-    return program
+            (folder / "complete").touch()
+    return folder
 
 
 def with_vocabulary(artefact: Path, folder: Path, vocabulary: dict[str, Any], **files: bytes) -> Path:

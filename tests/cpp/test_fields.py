@@ -24,7 +24,7 @@ def fields(path: Path, expression: re.Pattern[str]) -> set[str]:
 
 
 def test_cpp_reads_only_what_the_page_names() -> None:
-    files = [path for path in (CPP / "include").rglob("*.hpp") if path.name not in OF_OTHERS]
+    files = [path for path in (CPP / "src").glob("*.?pp") if path.name not in OF_OTHERS]
     read = {name: path.name for path in files for name in fields(path, CPP_FIELD)}
     assert {"digest", "sha256", "vocab_size", "segments", "lower_case", "layout"} <= set(read)
     assert {name: file for name, file in read.items() if name not in NAMED | OF_TABLES} == {}

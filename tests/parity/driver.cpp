@@ -8,6 +8,11 @@
 #include <thread>
 #include <vector>
 
+#include "src/file.hpp"
+#include "src/json.hpp"
+#include "src/loading.hpp"
+#include "src/sampling.hpp"
+#include "src/spec_file.hpp"
 #include "xl_export.hpp"
 
 namespace {
@@ -231,11 +236,13 @@ class Driver {
   std::string draw() {
     std::vector<float> logits;
     for (const Value& logit : asked_.at("logits").list()) logits.push_back(std::stof(logit.text));
-    xl_export::History history;
-    for (const std::int64_t token : ids("prompt")) history[token] = 0;
-    for (const std::int64_t token : ids("generated")) ++history[token];
+    xl_export::History history(static_cast<std::int64_t>(logits.size()));
+    for (const std::int64_t token : ids("prompt")) history.add_prompt(token);
+    for (const std::int64_t token : ids("generated")) history.add_generated(token);
     const double uniform = std::stod(asked_.at("uniform").text);
-    return "{\"token\": " + std::to_string(sampler(asked_.at("settings"))(logits, history, uniform)) + "}";
+    xl_export::Sampler::Scratch scratch;
+    return "{\"token\": " +
+           std::to_string(sampler(asked_.at("settings"))(logits, history, uniform, scratch)) + "}";
   }
 
   std::string recommended() {
@@ -317,7 +324,7 @@ class Driver {
     return numbers;
   }
 
-  static void append(std::string& list, const std::string& text) {
+  static void append(std::string& list, std::string_view text) {
     if (!list.empty()) list += ", ";
     detail::json::append_string(list, text);
   }

@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <new>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -46,30 +45,21 @@ class View {
   std::size_t size_ = 0;
 };
 
-namespace detail {
+// The same of numbers that are written.
+template <class T>
+class Span {
+ public:
+  Span(T* data, std::size_t size) : data_(data), size_(size) {}
+  Span(std::vector<T>& owner) : data_(owner.data()), size_(owner.size()) {}
 
-// The largest position, and the largest size of any one dimension.
-constexpr std::int64_t furthest_position = std::int64_t{1} << 62, max_size = 1 << 24;
+  T* data() const { return data_; }
+  std::size_t size() const { return size_; }
 
-// Runs what may need more memory than there is, which becomes an Error too. what: the subject of its
-// sentence.
-template <class Work>
-auto in_memory(const char* what, Work work) {
-  const auto refused = [&] {
-    return Error(Fault::option, std::string(what) +
-                                    " needs more memory than this machine has; use a smaller batch, fewer "
-                                    "tokens at once, or a larger machine.");
-  };
-  try {
-    return work();
-  } catch (const std::bad_alloc&) {
-    throw refused();
-  } catch (const std::length_error&) {  // of a vector that no machine could hold
-    throw refused();
-  }
-}
+ private:
+  T* data_;
+  std::size_t size_;
+};
 
-}  // namespace detail
 }  // namespace xl_export
 
 #endif

@@ -1,90 +1,67 @@
-// A strict reader of JSON with a bound on the number of values and on their nesting, and a writer of strings.
-#ifndef XL_EXPORT_JSON_HPP
-#define XL_EXPORT_JSON_HPP
+#include "json.hpp"
 
 #include <algorithm>
 #include <charconv>
-#include <cstdint>
 #include <locale>
 #include <sstream>
-#include <string>
-#include <string_view>
-#include <vector>
 
-#include "error.hpp"
 #include "utf8.hpp"
 
 namespace xl_export::detail::json {
 
-enum class Kind { null, boolean, number, string, list, object };
+const Value* Value::find(std::string_view key) const {
+  if (kind != Kind::object) throw wrong("an object was expected instead of " + shown_kind());
+  const auto found = std::find(keys.begin(), keys.end(), key);
+  return found == keys.end() ? nullptr : &items[static_cast<std::size_t>(found - keys.begin())];
+}
 
-// One value. Every accessor throws an Error where the value is of another kind; the message is half a
-// sentence, to which the caller adds the file.
-class Value {
- public:
-  Kind kind = Kind::null;
-  std::string text;               // of a string, in UTF-8; of a number, as it is written; "true" or "false"
-  std::vector<std::string> keys;  // of an object, in the order of the file
-  std::vector<Value> items;       // of a list, or the values of an object
+const Value& Value::at(std::string_view key) const {
+  if (const Value* found = find(key)) return *found;
+  throw wrong("it has no \"" + std::string(key) + "\"");
+}
 
-  bool is(Kind wanted) const { return kind == wanted; }
+const std::string& Value::string() const {
+  if (kind != Kind::string) throw wrong("a string was expected instead of " + shown_kind());
+  return text;
+}
 
-  // The value of a key; null if the object lacks it.
-  const Value* find(std::string_view key) const {
-    if (kind != Kind::object) throw wrong("an object was expected instead of " + shown_kind());
-    const auto found = std::find(keys.begin(), keys.end(), key);
-    return found == keys.end() ? nullptr : &items[static_cast<std::size_t>(found - keys.begin())];
-  }
+const std::vector<Value>& Value::list() const {
+  if (kind != Kind::list) throw wrong("a list was expected instead of " + shown_kind());
+  return items;
+}
 
-  const Value& at(std::string_view key) const {
-    if (const Value* found = find(key)) return *found;
-    throw wrong("it has no \"" + std::string(key) + "\"");
-  }
+bool Value::boolean() const {
+  if (kind != Kind::boolean) throw wrong("true or false was expected instead of " + shown_kind());
+  return text == "true";
+}
 
-  const std::string& string() const {
-    if (kind != Kind::string) throw wrong("a string was expected instead of " + shown_kind());
-    return text;
-  }
+std::int64_t Value::integer(std::int64_t least, std::int64_t most) const {
+  std::int64_t value = 0;
+  const char* end = text.data() + text.size();
+  const auto parsed = std::from_chars(text.data(), end, value);
+  if (kind != Kind::number || parsed.ec != std::errc() || parsed.ptr != end || value < least || value > most)
+    throw wrong("an integer from " + std::to_string(least) + " to " + std::to_string(most) +
+                " was expected instead of " + shown_kind());
+  return value;
+}
 
-  const std::vector<Value>& list() const {
-    if (kind != Kind::list) throw wrong("a list was expected instead of " + shown_kind());
-    return items;
-  }
+double Value::number() const {
+  // A stream, since std::from_chars of a double is missing in some compilers' libraries.
+  std::istringstream stream(text);
+  stream.imbue(std::locale::classic());
+  double value = 0;
+  if (kind != Kind::number || !(stream >> value) || !stream.eof())
+    throw wrong("a number was expected instead of " + shown_kind());
+  return value;
+}
 
-  bool boolean() const {
-    if (kind != Kind::boolean) throw wrong("true or false was expected instead of " + shown_kind());
-    return text == "true";
-  }
+std::string Value::shown_kind() const {
+  static constexpr const char* names[] = {"null", "", "", "a string", "a list", "an object"};
+  return kind == Kind::boolean || kind == Kind::number ? shown(text, 40)
+                                                       : names[static_cast<std::size_t>(kind)];
+}
 
-  std::int64_t integer(std::int64_t least = INT64_MIN, std::int64_t most = INT64_MAX) const {
-    std::int64_t value = 0;
-    const char* end = text.data() + text.size();
-    const auto parsed = std::from_chars(text.data(), end, value);
-    if (kind != Kind::number || parsed.ec != std::errc() || parsed.ptr != end || value < least ||
-        value > most)
-      throw wrong("an integer from " + std::to_string(least) + " to " + std::to_string(most) +
-                  " was expected instead of " + shown_kind());
-    return value;
-  }
-
-  double number() const {
-    // A stream, since std::from_chars of a double is missing in some compilers' libraries.
-    std::istringstream stream(text);
-    stream.imbue(std::locale::classic());
-    double value = 0;
-    if (kind != Kind::number || !(stream >> value) || !stream.eof())
-      throw wrong("a number was expected instead of " + shown_kind());
-    return value;
-  }
-
-  static Error wrong(const std::string& what) { return Error(Fault::artefact, what); }
-
-  std::string shown_kind() const {
-    static constexpr const char* names[] = {"null", "", "", "a string", "a list", "an object"};
-    return kind == Kind::boolean || kind == Kind::number ? shown(text, 40)
-                                                         : names[static_cast<std::size_t>(kind)];
-  }
-};
+namespace {
 
 class Parser {
  public:
@@ -234,13 +211,13 @@ class Parser {
   std::size_t left_, at_ = 0;
 };
 
-// The value of a text. A value takes 50 times the room of its text, so a file has a largest number of them.
-inline Value parse(std::string_view text, std::size_t most_values = std::size_t{1} << 20) {
+}  // namespace
+
+Value parse(std::string_view text, std::size_t most_values) {
   return Parser(text, most_values).parse();
 }
 
-// Appends a text in UTF-8 as a string.
-inline void append_string(std::string& out, std::string_view text) {
+void append_string(std::string& out, std::string_view text) {
   static constexpr std::string_view meant = "\"\\\b\f\n\r\t", escapes = "\"\\bfnrt";
   out += '"';
   for (const char byte : text) {
@@ -257,5 +234,3 @@ inline void append_string(std::string& out, std::string_view text) {
 }
 
 }  // namespace xl_export::detail::json
-
-#endif

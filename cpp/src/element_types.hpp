@@ -8,12 +8,10 @@
 #include <cstdint>
 #include <string>
 
-#include "error.hpp"
+#include "include/xl_export/spec.hpp"
 #include "json.hpp"
 
 namespace xl_export {
-
-enum class ElementType { float32, float16, int8 };
 
 namespace detail {
 

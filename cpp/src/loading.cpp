@@ -1,58 +1,23 @@
-// Loads the graph of an artefact into ONNX Runtime, from the very bytes that were verified.
-#ifndef XL_EXPORT_LOADING_HPP
-#define XL_EXPORT_LOADING_HPP
+#include "loading.hpp"
 
 #include <algorithm>
-#include <cstdint>
 #include <cstdlib>
-#include <filesystem>
 #include <iterator>
-#include <map>
-#include <memory>
+#include <set>
 #include <string>
 #include <utility>
-#include <vector>
 
-#include "memory.hpp"
+#include "element_types.hpp"
 #include "onnx_file.hpp"
-#include "ort.hpp"
-#include "sampler.hpp"
-#include "spec.hpp"
-#include "text/subword.hpp"
-#include "text/symbols.hpp"
+#include "sampling.hpp"
+#include "sha256.hpp"
+#include "spec_file.hpp"
+#include "utf8.hpp"
+#include "vocabularies.hpp"
 
-namespace xl_export {
+namespace xl_export::detail {
 
-enum class Provider { cpu, cuda };
-
-// How an artefact is opened.
-struct Options {
-  int threads = 0;  // of one step; 0 leaves the number to ONNX Runtime
-  // CUDA needs ONNX Runtime's library for GPUs. The memory stays on the host there and is copied in each
-  // step.
-  Provider provider = Provider::cpu;
-  int device = 0;  // the number of the GPU
-  // The library of the fused operator, as `xl-export fused-kernel` prints its path; empty for the standard
-  // operators. Loading a library executes it, so name only a file that no other user may write.
-  std::filesystem::path fused_library;
-};
-
-namespace detail {
-
-struct Loaded {
-  Spec spec;
-  std::unique_ptr<Vocabulary> vocabulary;  // null of a step that is no language model
-  Sampler sampler;  // of sampling.json
-  bool fused = false;
-  Bytes weights;  // a session on the CPU reads them in place, so they are destroyed after it
-  ort::Owned<OrtSession> session;
-  std::map<std::int64_t, ort::Owned<OrtSession>> shorter;  // the other graphs of fixed sizes, by their tokens
-  std::vector<ort::Signature> inputs, outputs;  // in the order in which a step gives them
-};
-
-// How the artefact in a folder recommends to draw tokens: its sampling.json, if it has one. Anything else by
-// that name is refused, such as a link to nothing.
-inline Sampler read_sampling(const std::filesystem::path& folder) {
+Sampler read_sampling(const std::filesystem::path& folder) {
   const std::filesystem::path path = folder / "sampling.json";
   std::error_code error;
   Sampler sampler;
@@ -79,29 +44,25 @@ inline Sampler read_sampling(const std::filesystem::path& folder) {
   });
 }
 
-// The vocabulary of an artefact. contents: the verified files, by name. size: how many tokens the model has.
-inline std::unique_ptr<Vocabulary> load_vocabulary(const std::filesystem::path& folder,
-                                                   const std::map<std::string, Bytes>& contents,
-                                                   std::size_t size) {
+std::unique_ptr<Vocabulary> load_vocabulary(const std::filesystem::path& folder,
+                                            const std::map<std::string, Bytes>& contents, std::size_t size) {
   return naming(folder / "vocab.json", [&]() -> std::unique_ptr<Vocabulary> {
     const json::Value document = json::parse(as_text(contents.at("vocab.json")), 4096 + 2 * size);
     const std::string& kind = document.at("kind").string();
-    if (kind == "byte") return std::make_unique<ByteVocabulary>(document);
-    if (kind == "char") return std::make_unique<CharVocabulary>(document);
-    if (kind == "word") return std::make_unique<WordVocabulary>(document);
-    if (kind == "ids") return std::make_unique<IdsVocabulary>(document);
-    if (kind != "subword") throw json::Value::wrong("its kind is " + shown(kind));
+    if (kind != "subword") return make_symbols(kind, document);
     const auto beside = contents.find("tokenizer.json");
     if (document.at("library").string() != "tokenizers" || beside == contents.end())
-      return std::make_unique<SubwordVocabulary>(document, nullptr);
+      return make_subwords(document, nullptr);
     if (sha256(beside->second.data(), beside->second.size()) != document.at("sha256").string())
       throw json::Value::wrong("tokenizer.json is not the one that it names");
-    return std::make_unique<SubwordVocabulary>(document, &beside->second);
+    return make_subwords(document, &beside->second);
   });
 }
 
+namespace {
+
 // The inputs and outputs of the graph, as they follow from the spec.
-inline void add_signatures(Loaded& loaded) {
+void add_signatures(Loaded& loaded) {
   const Spec& spec = loaded.spec;
   constexpr auto integers = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64, floats = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
   loaded.inputs = {{"input_ids", integers, {-1, -1}}, {"position_ids", integers, {-1, -1}}};
@@ -132,7 +93,7 @@ inline void add_signatures(Loaded& loaded) {
 }
 
 // A tensor of a graph whose rows or tokens are fixed; any other graph has it as it is.
-inline ort::Signature fixed(ort::Signature signature, const Spec& spec, std::int64_t tokens) {
+ort::Signature fixed(ort::Signature signature, const Spec& spec, std::int64_t tokens) {
   if (!spec.fixed_rows && spec.fixed_tokens.empty()) return signature;
   if (spec.fixed_rows) signature.sizes[0] = spec.fixed_rows;
   if (signature.sizes.size() > 1 && signature.sizes[1] < 0) signature.sizes[1] = tokens;
@@ -140,8 +101,8 @@ inline ort::Signature fixed(ort::Signature signature, const Spec& spec, std::int
 }
 
 // Throws unless the graph has exactly the tensors of the spec, by which buffers are sized.
-inline void verify_signatures(const Loaded& loaded, const OrtSession* session, std::int64_t tokens,
-                              const std::filesystem::path& graph) {
+void verify_signatures(const Loaded& loaded, const OrtSession* session, std::int64_t tokens,
+                       const std::filesystem::path& graph) {
   for (const bool input : {true, false}) {
     const auto& promised = input ? loaded.inputs : loaded.outputs;
     std::size_t count = 0;
@@ -156,7 +117,7 @@ inline void verify_signatures(const Loaded& loaded, const OrtSession* session, s
   }
 }
 
-inline void refuse_unserved(const Spec& spec, const std::filesystem::path& folder) {
+void refuse_unserved(const Spec& spec, const std::filesystem::path& folder) {
   if (spec.target == "tensorrt")
     throw Error(Fault::artefact, folder.string() +
                                      " was exported for TensorRT; export it without --target "
@@ -174,7 +135,7 @@ inline void refuse_unserved(const Spec& spec, const std::filesystem::path& folde
                                    "; link a newer one, or export with --memory shift.");
 }
 
-inline void add_provider(OrtSessionOptions* settings, const Options& options) {
+void add_provider(OrtSessionOptions* settings, const Options& options) {
   if (options.provider == Provider::cpu) return;
   const auto cuda = ort::made<OrtCUDAProviderOptionsV2>(ort::api().CreateCUDAProviderOptions);
   const std::string device = std::to_string(options.device);
@@ -185,23 +146,22 @@ inline void add_provider(OrtSessionOptions* settings, const Options& options) {
   ort::check(ort::api().SessionOptionsAppendExecutionProvider_CUDA_V2(settings, cuda.get()));
 }
 
-inline ort::Owned<OrtSession> make_session(const Bytes& graph, const Bytes* weights, const Options& options,
-                                           const std::filesystem::path& folder, bool ort_format,
-                                           bool single = false) {
+ort::Owned<OrtSession> make_session(const Bytes& graph, const Bytes* weights, const Options& options,
+                                    const std::filesystem::path& folder, bool ort_format,
+                                    bool single = false) {
   const OrtEnv* environment = ort::environment();
   const auto settings = ort::made<OrtSessionOptions>(ort::api().CreateSessionOptions);
   ort::check(ort::api().SetSessionLogSeverityLevel(settings.get(), ORT_LOGGING_LEVEL_FATAL));
   ort::check(ort::api().SetIntraOpNumThreads(settings.get(), options.threads));
   // Microseconds that a thread waits awake for work: by default so long that it slows other processes, and
   // they slow a step.
-  ort::check(
-      ort::api().AddSessionConfigEntry(settings.get(), "session.intra_op.spin_duration_us", "50"));
+  ort::check(ort::api().AddSessionConfigEntry(settings.get(), "session.intra_op.spin_duration_us", "50"));
   if (!options.fused_library.empty()) {
     try {
       ort::check(ort::api().RegisterCustomOpsLibrary_V2(settings.get(), options.fused_library.c_str()));
     } catch (const ort::Failure& failure) {
-      throw Error(Fault::option, "the fused operator " + options.fused_library.string() +
-                                     " could not be loaded (" + failure.what() +
+      throw Error(Fault::option, "the fused operator " + options.fused_library + " could not be loaded (" +
+                                     failure.what() +
                                      "); leave it out, or build it again with `xl-export fused-kernel`.");
     }
   }
@@ -238,8 +198,11 @@ inline ort::Owned<OrtSession> make_session(const Bytes& graph, const Bytes* weig
                                static_cast<const void*>(graph.data()), graph.size(), settings.get());
 }
 
-inline Loaded load(const std::filesystem::path& folder, const Options& options) {
+}  // namespace
+
+Loaded load(const std::filesystem::path& folder, const Options& options) {
   Loaded loaded;
+  loaded.folder = folder.string();
   loaded.spec = read_spec(folder);
   loaded.sampler = read_sampling(folder);
   const Spec& spec = loaded.spec;
@@ -272,6 +235,8 @@ inline Loaded load(const std::filesystem::path& folder, const Options& options) 
   else
     OnnxFile::verify(as_text(contents[graph_name]), graph.string(), outside ? "weights.bin" : "");
   add_signatures(loaded);
+  for (const ort::Signature& input : loaded.inputs) loaded.input_names.push_back(input.name.c_str());
+  for (const ort::Signature& output : loaded.outputs) loaded.output_names.push_back(output.name.c_str());
   if (outside) loaded.weights = std::move(contents["weights.bin"]);
   try {
     loaded.session =
@@ -294,7 +259,4 @@ inline Loaded load(const std::filesystem::path& folder, const Options& options) 
   return loaded;
 }
 
-}  // namespace detail
-}  // namespace xl_export
-
-#endif
+}  // namespace xl_export::detail

@@ -1,6 +1,4 @@
-// Files: read whole, verified against their recorded hash, and written so that they are whole or absent.
-#ifndef XL_EXPORT_FILE_HPP
-#define XL_EXPORT_FILE_HPP
+#include "file.hpp"
 
 #include <fcntl.h>
 #include <sys/resource.h>
@@ -9,32 +7,18 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdint>
 #include <cstdio>
-#include <filesystem>
 #include <fstream>
 #include <random>
 #include <string>
-#include <string_view>
 #include <system_error>
-#include <vector>
 
-#include "error.hpp"
+#include "include/xl_export/error.hpp"
 #include "sha256.hpp"
 
 namespace xl_export::detail {
 
-using Bytes = std::vector<std::uint8_t>;
-
-// Weights, memory and saved streams are little-endian, and are taken as they lie in their files.
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "xl_export supports only little-endian machines");
-
-inline std::string_view as_text(const Bytes& bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-
-// The bytes of memory that this process may take, so that an absurd size becomes a sentence.
-inline double machine_bytes() {
+double machine_bytes() {
   const long pages = sysconf(_SC_PHYS_PAGES), size = sysconf(_SC_PAGE_SIZE);
   double bytes = pages > 0 && size > 0 ? static_cast<double>(pages) * static_cast<double>(size) : 1e15;
   rlimit limit = {};
@@ -43,8 +27,10 @@ inline double machine_bytes() {
   return bytes;
 }
 
+namespace {
+
 // The size of a regular file; throws where there is none. A pipe or a device is refused: it may never end.
-inline std::uint64_t size_of_file(const std::filesystem::path& path) {
+std::uint64_t size_of_file(const std::filesystem::path& path) {
   std::error_code error;
   if (!std::filesystem::is_regular_file(path, error))
     throw Error(Fault::artefact, path.string() + " is missing; copy the whole folder, or export it again.");
@@ -53,7 +39,9 @@ inline std::uint64_t size_of_file(const std::filesystem::path& path) {
   return size;
 }
 
-inline Bytes read_file(const std::filesystem::path& path, std::uint64_t most = UINT64_MAX) {
+}  // namespace
+
+Bytes read_file(const std::filesystem::path& path, std::uint64_t most) {
   const std::uint64_t size = size_of_file(path);
   if (size > most)
     throw Error(Fault::artefact, path.string() + " has " + std::to_string(size) +
@@ -70,15 +58,7 @@ inline Bytes read_file(const std::filesystem::path& path, std::uint64_t most = U
   return bytes;
 }
 
-// Hash and size of a file, as spec.json records them.
-struct FileFacts {
-  std::string sha256;
-  std::uint64_t num_bytes = 0;
-};
-
-// The content of a file that is the one that spec.json lists; throws where it is another. It is read once, so
-// what is returned is what was verified, whatever happens to the file afterwards.
-inline Bytes read_verified(const std::filesystem::path& path, const FileFacts& facts) {
+Bytes read_verified(const std::filesystem::path& path, const FileFacts& facts) {
   const std::uint64_t size = size_of_file(path);
   if (size != facts.num_bytes)
     throw Error(Fault::artefact, path.string() + " has " + std::to_string(size) + " bytes, expected " +
@@ -91,6 +71,8 @@ inline Bytes read_verified(const std::filesystem::path& path, const FileFacts& f
                                      "it again, or export it again.");
   return bytes;
 }
+
+namespace {
 
 // A new file with a unique name, next to the file that it will become.
 class PartialFile {
@@ -137,13 +119,12 @@ class PartialFile {
   bool there_ = false;
 };
 
-// Writes a file, whole or not at all: a full disk or a crash leaves what was there before.
-inline void write_file(const std::filesystem::path& path, const Bytes& bytes) {
+}  // namespace
+
+void write_file(const std::filesystem::path& path, const Bytes& bytes) {
   if (!PartialFile(path).become(path, bytes))
     throw Error(Fault::option,
                 path.string() + " could not be written; name a file in a folder that exists and has room.");
 }
 
 }  // namespace xl_export::detail
-
-#endif

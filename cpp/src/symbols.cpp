@@ -1,19 +1,15 @@
 // Vocabularies that are whole in their `vocab.json`: bytes, characters, words, and ids of another program.
-#ifndef XL_EXPORT_SYMBOLS_HPP
-#define XL_EXPORT_SYMBOLS_HPP
-
 #include <array>
-#include <cstdint>
-#include <memory>
 #include <optional>
-#include <string>
-#include <string_view>
 #include <unordered_map>
-#include <vector>
+#include <utility>
 
-#include "vocabulary.hpp"
+#include "limits.hpp"
+#include "utf8.hpp"
+#include "vocabularies.hpp"
 
 namespace xl_export::detail {
+namespace {
 
 // Names of tokens, and the token of each name.
 class Symbols {
@@ -74,8 +70,8 @@ class ByteVocabulary final : public Vocabulary {
   }
 
   std::unique_ptr<Decoder> decoder() const override {
-    return std::make_unique<Decoder>(
-        [this](std::size_t token) { return std::string(1, static_cast<char>(values_[token])); });
+    return decoder_of(
+        [this](std::size_t token, std::string& bytes) { bytes += static_cast<char>(values_[token]); });
   }
 
  private:
@@ -115,7 +111,7 @@ class CharVocabulary final : public Vocabulary {
   }
 
   std::unique_ptr<Decoder> decoder() const override {
-    return std::make_unique<Decoder>([this](std::size_t token) { return symbols_.name(token); });
+    return decoder_of([this](std::size_t token, std::string& bytes) { bytes += symbols_.name(token); });
   }
 
  private:
@@ -168,19 +164,22 @@ class WordVocabulary final : public Vocabulary {
 
   // Decoding puts one blank between the words of a line, so it restores a text but not its white space.
   std::unique_ptr<Decoder> decoder() const override {
-    return std::make_unique<Decoder>([this, at_line_start = true,
-                                      begun = !start_of_line_](std::size_t token) mutable {
-      const std::string& symbol = symbols_.name(token);
-      if (!begun && symbol == *start_of_line_) {
-        begun = true;
-        return std::string();
-      }
-      const std::string word = end_of_line_ && symbol == *end_of_line_ ? "\n" : symbol;
-      const std::string blank = at_line_start || word == "\n" ? "" : " ";
-      at_line_start = word == "\n";
-      begun = !start_of_line_ || !at_line_start;
-      return blank + word;
-    });
+    return decoder_of(
+        [this, at_line_start = true, begun = !start_of_line_](std::size_t token, std::string& bytes) mutable {
+          const std::string& symbol = symbols_.name(token);
+          if (!begun && symbol == *start_of_line_) {
+            begun = true;
+            return;
+          }
+          const bool line_ends = (end_of_line_ && symbol == *end_of_line_) || symbol == "\n";
+          if (!at_line_start && !line_ends) bytes += ' ';
+          if (line_ends)
+            bytes += '\n';
+          else
+            bytes += symbol;
+          at_line_start = line_ends;
+          begun = !start_of_line_ || !at_line_start;
+        });
   }
 
  private:
@@ -211,7 +210,8 @@ class WordVocabulary final : public Vocabulary {
   bool lower_case_ = false;
 };
 
-// Integers whose meaning another program knows. A text is a sequence of names, or of numbers if there are none.
+// Integers whose meaning another program knows. A text is a sequence of names, or of numbers if there are
+// none.
 class IdsVocabulary final : public Vocabulary {
  public:
   explicit IdsVocabulary(const json::Value& document)
@@ -244,10 +244,13 @@ class IdsVocabulary final : public Vocabulary {
   }
 
   std::unique_ptr<Decoder> decoder() const override {
-    return std::make_unique<Decoder>([this, begun = false](std::size_t token) mutable {
-      const std::string blank = begun ? " " : "";
+    return decoder_of([this, begun = false](std::size_t token, std::string& bytes) mutable {
+      if (begun) bytes += ' ';
       begun = true;
-      return blank + (names_ ? names_->name(token) : std::to_string(token));
+      if (names_)
+        bytes += names_->name(token);
+      else
+        bytes += std::to_string(token);  // short enough to need no allocation
     });
   }
 
@@ -263,6 +266,14 @@ class IdsVocabulary final : public Vocabulary {
   std::optional<Symbols> names_;
 };
 
-}  // namespace xl_export::detail
+}  // namespace
 
-#endif
+std::unique_ptr<Vocabulary> make_symbols(const std::string& kind, const json::Value& document) {
+  if (kind == "byte") return std::make_unique<ByteVocabulary>(document);
+  if (kind == "char") return std::make_unique<CharVocabulary>(document);
+  if (kind == "word") return std::make_unique<WordVocabulary>(document);
+  if (kind == "ids") return std::make_unique<IdsVocabulary>(document);
+  throw json::Value::wrong("its kind is " + shown(kind));
+}
+
+}  // namespace xl_export::detail

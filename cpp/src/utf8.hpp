@@ -1,4 +1,4 @@
-// Characters of UTF-8: checked, one by one, and as they come in pieces.
+// Characters of UTF-8.
 #ifndef XL_EXPORT_UTF8_HPP
 #define XL_EXPORT_UTF8_HPP
 
@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "error.hpp"
+#include "include/xl_export/error.hpp"
 
 namespace xl_export::detail {
 
@@ -83,28 +83,6 @@ inline std::vector<char32_t> characters(std::string_view text) {
   }
   return codes;
 }
-
-// Text from bytes that come in pieces: a character is returned when its last byte has come, and bytes that
-// are no character become U+FFFD.
-class Utf8Decoder {
- public:
-  std::string add(std::string_view bytes, bool last = false) {
-    held_ += bytes;
-    std::string text;
-    std::size_t at = 0;
-    while (at < held_.size()) {
-      const Character found = first_character(std::string_view(held_).substr(at));
-      if (found.unfinished && !last) break;
-      append_utf8(text, found.code);
-      at += found.length;
-    }
-    held_.erase(0, at);
-    return text;
-  }
-
- private:
-  std::string held_;
-};
 
 // White space as Python's str.split() and str.isspace() have it, by which words are separated.
 inline bool is_space(char32_t code) {

@@ -1,15 +1,12 @@
-// SHA-256 (FIPS 180-4), by which the files of an artefact and its identity are verified.
-#ifndef XL_EXPORT_SHA256_HPP
-#define XL_EXPORT_SHA256_HPP
+#include "sha256.hpp"
 
 #include <algorithm>
 #include <array>
-#include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <string>
 
 namespace xl_export::detail {
+namespace {
 
 class Sha256 {
  public:
@@ -85,12 +82,12 @@ class Sha256 {
   std::uint64_t total_ = 0;
 };
 
-inline std::string sha256(const void* data, std::size_t size) {
+}  // namespace
+
+std::string sha256(const void* data, std::size_t size) {
   Sha256 hash;
   hash.add(data, size);
   return hash.hexadecimal();
 }
 
 }  // namespace xl_export::detail
-
-#endif

@@ -1,28 +1,22 @@
 // Subwords of a `tokenizer.json` of the library `tokenizers`: byte pair encoding over bytes (as of GPT-2),
 // and over characters with words that begin with "▁", as `xl-export prepare vocab --kind bpe` learns them.
 // Every other kind accepts only ids, and says so.
-#ifndef XL_EXPORT_SUBWORD_HPP
-#define XL_EXPORT_SUBWORD_HPP
-
 #include <algorithm>
 #include <array>
-#include <cstdint>
 #include <iterator>
-#include <memory>
 #include <numeric>
 #include <optional>
-#include <string>
-#include <string_view>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
 #include "bpe.hpp"
-#include "../file.hpp"
+#include "limits.hpp"
 #include "unicode_classes.hpp"
-#include "vocabulary.hpp"
+#include "utf8.hpp"
+#include "vocabularies.hpp"
 
 namespace xl_export::detail {
+namespace {
 
 // The characters of a class that is written down as lengths of runs, outside and inside by turns.
 class CharacterClass {
@@ -41,22 +35,22 @@ class CharacterClass {
   std::vector<std::uint32_t> edges_;  // where the runs end
 };
 
-inline bool is_letter(char32_t code) {
+bool is_letter(char32_t code) {
   static const CharacterClass letters(letter_runs);
   return letters.has(code);
 }
-inline bool is_number(char32_t code) {
+bool is_number(char32_t code) {
   static const CharacterClass numbers(number_runs);
   return numbers.has(code);
 }
 // White space in regular expressions of the library; Python's has four control characters more.
-inline bool is_blank(char32_t code) {
+bool is_blank(char32_t code) {
   return is_space(code) && !(code >= 0x1c && code <= 0x1f);
 }
 
 // The end of the word that begins at a character, by GPT-2's expression:
 // 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-inline std::size_t word_end(const std::vector<char32_t>& text, std::size_t at) {
+std::size_t word_end(const std::vector<char32_t>& text, std::size_t at) {
   const auto is = [&](std::size_t index, char32_t code) {
     return index < text.size() && text[index] == code;
   };
@@ -81,7 +75,7 @@ inline std::size_t word_end(const std::vector<char32_t>& text, std::size_t at) {
 
 // What byte-level vocabularies write for each byte: printable bytes stand for themselves, others for
 // characters from U+0100 on.
-inline const std::array<char32_t, 256>& byte_characters() {
+const std::array<char32_t, 256>& byte_characters() {
   static const std::array<char32_t, 256> table = [] {
     std::array<char32_t, 256> made{};
     char32_t next = 256;
@@ -96,7 +90,6 @@ inline const std::array<char32_t, 256>& byte_characters() {
 
 class SubwordVocabulary final : public Vocabulary {
  public:
-  // tokenizer: the content of tokenizer.json; null if the library is another.
   SubwordVocabulary(const json::Value& document, const Bytes* tokenizer)
       : size_(static_cast<std::size_t>(document.at("size").integer(1, max_size))) {
     special_ = read_special(document, static_cast<std::int64_t>(size_));
@@ -130,9 +123,9 @@ class SubwordVocabulary final : public Vocabulary {
 
   std::unique_ptr<Decoder> decoder() const override {
     refuse_unserved();
-    return std::make_unique<Decoder>([this](std::size_t token) {
+    return decoder_of([this](std::size_t token, std::string& bytes) {
       const auto found = bytes_.find(static_cast<std::int64_t>(token));
-      return found == bytes_.end() ? std::string() : found->second;
+      if (found != bytes_.end()) bytes += found->second;
     });
   }
 
@@ -251,10 +244,14 @@ class SubwordVocabulary final : public Vocabulary {
   std::string unserved_;  // why no text is encoded here; empty if it is
   bool byte_level_ = false;
   std::optional<BytePairs> pairs_;
-  std::vector<AddedToken> words_;  // the longest first
+  std::vector<AddedToken> words_;                        // the longest first
   std::unordered_map<std::int64_t, std::string> bytes_;  // of each token
 };
 
-}  // namespace xl_export::detail
+}  // namespace
 
-#endif
+std::unique_ptr<Vocabulary> make_subwords(const json::Value& document, const Bytes* tokenizer) {
+  return std::make_unique<SubwordVocabulary>(document, tokenizer);
+}
+
+}  // namespace xl_export::detail

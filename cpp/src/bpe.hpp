@@ -12,8 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "../json.hpp"
-#include "../utf8.hpp"
+#include "json.hpp"
+#include "limits.hpp"
+#include "utf8.hpp"
 
 namespace xl_export::detail {
 

@@ -8,8 +8,8 @@
 #include <cstring>
 #include <vector>
 
-#include "error.hpp"
-#include "spec.hpp"
+#include "include/xl_export/error.hpp"
+#include "element_types.hpp"
 
 namespace xl_export {
 namespace detail {

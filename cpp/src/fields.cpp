@@ -1,25 +1,19 @@
-// Verifies JSON files whose fields format_tables.hpp describes.
-#ifndef XL_EXPORT_FIELDS_HPP
-#define XL_EXPORT_FIELDS_HPP
+#include "fields.hpp"
 
 #include <algorithm>
 #include <cstdint>
-#include <string>
 
 #include "format_tables.hpp"
-#include "json.hpp"
+#include "utf8.hpp"
 
 namespace xl_export::detail {
 
-// The tables; cpp/tools/format_tables.py describes them.
-inline const json::Value& table(std::string_view name) {
+const json::Value& table(std::string_view name) {
   static const json::Value tables = json::parse(format_tables);
   return tables.at(name);
 }
 
-// Why a value is not of a type, as a part of a sentence; empty if it is. Fills in what may be absent, except
-// null. name: of the value.
-inline std::string fault(const json::Value& type, json::Value& value, const std::string& name) {
+std::string fault(const json::Value& type, json::Value& value, const std::string& name) {
   const std::string& kind = type.keys.front();
   const json::Value& limits = type.items.front();
   const auto unless = [&](bool holds, const std::string& expected) {
@@ -105,12 +99,9 @@ inline std::string fault(const json::Value& type, json::Value& value, const std:
   return found;
 }
 
-// Throws unless a document is of the type of a table.
-inline void verify_fields(const char* type, json::Value& document) {
+void verify_fields(const char* type, json::Value& document) {
   const std::string wrong = fault(table(type), document, "it");
   if (!wrong.empty()) throw json::Value::wrong(wrong);
 }
 
 }  // namespace xl_export::detail
-
-#endif
