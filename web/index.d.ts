@@ -350,6 +350,8 @@ export interface Spec {
   target: string;
   opset: number;
   concern: string | null;
+  /** The tokens that training read, repeated ones included; absent if they are unknown. */
+  trained_tokens?: number;
   /** The largest and the mean difference from the reference, in nats, that `check` accepts. */
   tolerance: number;
   mean_tolerance: number;

@@ -105,6 +105,7 @@ inline constexpr char format_tables[] = R"json({
         ]
       },
       "concern": {"any": [{"text": []}, {"null": []}]},
+      "trained_tokens": {"any": [{"integer": [0, 9007199254740991]}, {"null": []}]},
       "opset": {"integer": [1, 1000]},
       "storage": {"choice": ["external", "single-file", "ort"]},
       "without": {"list": {"choice": ["padding", "unequal", "cuts", "rows"]}},
@@ -209,6 +210,7 @@ inline constexpr char format_tables[] = R"json({
       "mean_tolerance": 0.0,
       "measured": null,
       "concern": null,
+      "trained_tokens": null,
       "storage": "external",
       "without": [],
       "fixed_rows": null,

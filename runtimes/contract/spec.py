@@ -129,6 +129,8 @@ class Spec:
     """Cost of the precisions; None for fp32, and if there was nothing to measure on."""
     concern: str | None = None
     """One sentence on why the model may be useless, such as that its run was never validated."""
+    trained_tokens: Count | None = None
+    """Number of tokens that training read, repeated ones included; None if the run does not say."""
     opset: Annotated[int, Range(1, 1000, whole=True)]
     storage: Storage = "external"
     without: tuple[Promise, ...] = ()  # the promises that a traced module does not keep
@@ -326,7 +328,7 @@ class Spec:
         document = to_json(self)
         # Absent unless they say something.
         facts = "without fixed_rows fixed_tokens moves_every drifts_from rounding mean_rounding "
-        facts += "original_difference equals_up_to not_compared"
+        facts += "original_difference equals_up_to not_compared trained_tokens"
         for name in facts.split():
             if getattr(self, name) == getattr(Spec, name):
                 del document[name]

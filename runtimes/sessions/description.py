@@ -35,6 +35,7 @@ def describe_spec(spec: Spec, folder: Path) -> dict[str, Any]:
         "rule": to_json(spec.rule),
         "vocabulary": describe_vocab(load_vocab(folder / VOCAB)) if spec.language_model else None,
         "concern": spec.concern,
+        "trained_tokens": spec.trained_tokens,
         "exporter": spec.exporter,
         "without": list(spec.without),
         "fixed_rows": spec.fixed_rows,

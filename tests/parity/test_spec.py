@@ -29,7 +29,7 @@ VALUES: tuple[Any, ...] = (
 )
 OPTIONAL = (
     *("without", "fixed_rows", "fixed_tokens", "moves_every", "drifts_from", "rounding", "not_compared"),
-    *("mean_rounding", "original_difference", "equals_up_to"),
+    *("mean_rounding", "original_difference", "equals_up_to", "trained_tokens"),
     *("ids", "present", "when"),
 )
 # What is done, the path of an object or list, a key of it, and another value for the key.

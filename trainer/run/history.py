@@ -101,6 +101,14 @@ class History:
         }
 
     @property
+    def trained_tokens(self) -> int | None:
+        """Number of tokens that the weights of the run have read; None if the checkpoint is damaged."""
+        if self.facts is None:
+            return None
+        leader = best(self.facts.validations)
+        return tokens_after(self.config, leader.step if leader else self.facts.step)
+
+    @property
     def concern(self) -> str | None:
         """One sentence on why the run may be of no use, or None.
 

@@ -101,6 +101,7 @@ export const TABLES = {
         ]
       },
       "concern": {"any": [{"text": []}, {"null": []}]},
+      "trained_tokens": {"any": [{"integer": [0, 9007199254740991]}, {"null": []}]},
       "opset": {"integer": [1, 1000]},
       "storage": {"choice": ["external", "single-file", "ort"]},
       "without": {"list": {"choice": ["padding", "unequal", "cuts", "rows"]}},
@@ -205,6 +206,7 @@ export const TABLES = {
       "mean_tolerance": 0.0,
       "measured": null,
       "concern": null,
+      "trained_tokens": null,
       "storage": "external",
       "without": [],
       "fixed_rows": null,

@@ -125,7 +125,12 @@ def export(
     form = form_for(target, memory, chosen, trained.config.model, exporter)
     spec = make_spec(trained, chosen, form, target, precision, memory_precision)
     history = history_of(run, trained.config)
-    spec = dataclasses.replace(spec, concern=history.concern if history else None, storage=storage)
+    spec = dataclasses.replace(
+        spec,
+        concern=history.concern if history else None,
+        trained_tokens=history.trained_tokens if history else None,
+        storage=storage,
+    )
     others = [FUSED] if fused_cpu.takes(spec) and storage == "external" else []
     if attention == "plugin" and target == "onnxruntime":
         cuda.refuse_unfit(spec, trained.config.model)

@@ -40,7 +40,7 @@ from xl_export.tensorrt.network import inline_attention, parser_errors, read_mod
 FREE = {
     *("source", "producer", "measured", "concern", "files", "answers", "storage", "identity"),
     *("memory_identity", "tolerance", "mean_tolerance", "drifts_from", "rounding", "mean_rounding"),
-    "original_difference",
+    *("original_difference", "trained_tokens"),
 }
 
 

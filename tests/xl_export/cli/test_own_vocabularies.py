@@ -106,6 +106,7 @@ def test_a_run_without_validation_is_not_called_ready(tmp_path: Path, text: str)
     assert "is written: ring memory" in exported.stdout
     assert "ready" not in exported.stdout
     assert f"warning     {concern}" in xl("info", tmp_path / "artefact").stdout
+    assert json_of(xl("info", tmp_path / "artefact", "--json"))["trained_tokens"] == 4
     state = tmp_path / "run" / "training.safetensors"
     state.write_bytes(state.read_bytes()[:100])  # neither `info` nor `export` needs it
     concern = "how this run was trained is unknown, because its training.safetensors is missing or damaged"
@@ -113,3 +114,4 @@ def test_a_run_without_validation_is_not_called_ready(tmp_path: Path, text: str)
     exported = xl("export", tmp_path / "run", "--out", tmp_path / "artefact", "--force")
     assert exported.exit_code == 0, exported.output
     assert f"Warning: {concern}" in exported.stderr
+    assert json_of(xl("info", tmp_path / "artefact", "--json"))["trained_tokens"] is None
