@@ -294,6 +294,16 @@ def test_an_old_browser_is_told(
     page.close()
 
 
+def test_a_page_opened_as_a_file_says_what_to_do(
+    artefacts: dict[str, Path], make_site: Callable[..., Path], browsers: Callable[..., Any]
+) -> None:
+    page = browsers().new_page()
+    page.goto((make_site(artefacts["ring"]) / "index.html").as_uri())
+    assert "run: python3 -m http.server" in page.inner_text("#error")
+    assert page.is_hidden("#loading")
+    page.close()
+
+
 def test_a_model_that_may_be_of_no_use_is_named(
     artefacts: dict[str, Path], make_site: Callable[..., Path], open_page: Callable[..., Any]
 ) -> None:

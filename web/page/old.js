@@ -1,4 +1,7 @@
-/* Says in one sentence that a browser is too old. It is written for old browsers, which read no modules. */
+/*
+ * Says in one sentence why the page cannot run: it was opened from a file, or the browser is too old. Neither
+ * loads modules, so this is a script, and it is written for old browsers.
+ */
 (function () {
   "use strict";
   var vectors = [
@@ -11,14 +14,18 @@
   else if (!WebAssembly.validate(new Uint8Array(vectors))) missing = "WebAssembly with vectors";
   else if (typeof BigInt64Array !== "function") missing = "64-bit integers";
   else if (!Array.prototype.toSorted || !Object.hasOwn) missing = "the JavaScript of 2023";
-  if (!missing) return;
+  var opened = location.protocol === "file:";
+  if (!missing && !opened) return;
   window.tooOld = true;
   var error = document.getElementById("error");
   var loading = document.getElementById("loading");
-  error.textContent =
-    "This browser has no " +
-    missing +
-    ", which the model needs; use a newer one, such as Chrome 110, Firefox 115 or Safari 16.4.";
+  error.textContent = opened
+    ? "This page was opened as a file, and browsers run the model only from a web server. In the folder of " +
+      "this page, run: python3 -m http.server (on Windows: py -m http.server). Then open " +
+      "http://localhost:8000/"
+    : "This browser has no " +
+      missing +
+      ", which the model needs; use a newer one, such as Chrome 110, Firefox 115 or Safari 16.4.";
   error.removeAttribute("hidden");
   if (loading) loading.setAttribute("hidden", "");
 })();
