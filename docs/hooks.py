@@ -22,6 +22,18 @@ SOURCE = "source"
 PROGRAMS = {".py": "python", ".cpp": "cpp"}
 DEMO_MARK = "<!-- the demo of this site -->"
 DEMO = (TOP / "examples" / "stories" / "tales", TOP / "examples" / "music" / "chorales")
+ABOUT = (
+    "A small model writes fairy tales, or chorales for four voices. Its memory and its speed stay the same, "
+    "however long it writes."
+)
+OPENINGS = (
+    "Once upon a time there was",
+    "There was once a king who",
+    "Long ago, in a little house by the sea, there lived",
+    "A poor woodcutter had three sons.",
+    "One day a fox met a",
+    "In the middle of the forest stood",
+)
 REQUIRED = "SITE_NEEDS_DEMO"
 CONSOLE = re.compile(r'<div class="language-console highlight">(?=(.*?)</div>)', re.DOTALL)
 # How the search treats the pages of a folder: a guide comes before a table of measurements.
@@ -137,7 +149,15 @@ def write_demo(config: Any) -> None:
     from xl_export.web.site import write_site
 
     try:
-        write_site(DEMO, Path(config["site_dir"]) / "demo", about="../", force=True)
+        write_site(
+            DEMO,
+            Path(config["site_dir"]) / "demo",
+            title="A storyteller with a memory of fixed size",
+            about=ABOUT,
+            openings=OPENINGS,
+            manual="../",
+            force=True,
+        )
     except UnreachableError as error:
         if os.environ.get(REQUIRED):
             raise

@@ -77,8 +77,9 @@ class Page:
             raise TimeoutError(f"{expression} was not true in time; errors: {self.errors}")
 
     def ready(self) -> Page:
-        """Waits until the page shows its text or music, or an error."""
+        """Waits until the page shows its text or music, or an error, and opens its settings."""
         self.until("Boolean(globalThis.page?.ready) || !document.getElementById('error').hidden")
+        self.do("document.getElementById('settings').open = true")
         return self
 
     def leave(self) -> None:

@@ -60,11 +60,11 @@ def open_page(browsers: Callable[..., Any]) -> Iterator[Callable[..., Page]]:
 
 @pytest.fixture(scope="session")
 def make_site(node_modules: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """`make_site(artefact, …)` → the folder of a site."""
+    """`make_site(artefact, …)` → the folder of a site. Options are those of `write_site`."""
 
-    def make(*artefacts: Path) -> Path:
+    def make(*artefacts: Path, **options: Any) -> Path:
         folder = tmp_path_factory.mktemp("sites") / "site"
-        write_site(artefacts, folder, node_modules=node_modules)
+        write_site(artefacts, folder, node_modules=node_modules, **options)
         return folder
 
     return make

@@ -59,11 +59,17 @@ export interface Sampling {
 export interface Description {
   name: string;
   models: string[];
-  /** One line about the model, and a longer one for its tooltip. */
+  /** A line about the model for those who know what its words mean. */
   facts: string;
-  hint: string;
-  /** Where it computes: "in your browser" or "on this server". */
+  /** What its tokens are, such as "words and parts of words". */
+  tokens: string;
+  /** How many of them training read; null if that is unknown. */
+  trainedTokens: number | null;
+  parameters: number | null;
+  /** Where it computes, and who sees what is typed: "on this server". */
   where: string;
+  /** How the texts begin that the page writes by itself; empty if the model begins. */
+  openings: string[];
   concern: string | null;
   special: Record<string, number | undefined>;
   /** The names of the tokens, for vocabularies of ids. */
@@ -72,7 +78,7 @@ export interface Description {
   /** What a cache of all keys and values would grow by with each token. */
   bytesPerToken: number;
   /** The address of the documentation, if the page is part of a site. */
-  about?: string;
+  manual?: string;
   /** The artefact's own defaults. */
   sampling: Sampling;
 }

@@ -1,5 +1,6 @@
 /** The model on a server (`xl-export serve`). */
 import { Refusal } from "./stream.js";
+import { NAMES_OF_TOKENS } from "./tokens.js";
 
 const KEY = "xl-export key";
 const NOTE = "xl-export text "; // of each stream, in the storage of this tab
@@ -88,13 +89,18 @@ class ServerBackEnd {
       computed_by,
       sampling,
     } = this.known;
-    const millions = parameters === null ? "" : `${(parameters / 1e6).toFixed(1)} M parameters · `;
+    const millions = parameters === null ? "" : `${(parameters / 1e6).toFixed(1)} million parameters, `;
     return {
       name: this.model,
       models: this.models,
-      facts: `${millions}${computed_by}`,
-      hint: `memory ${mem_len}, segment ${segment}, ${vocabulary.size} tokens (${vocabulary.kind})`,
+      facts:
+        `${millions}computed by ${computed_by}; memory ${mem_len}, segment ${segment}, ` +
+        `vocabulary ${vocabulary.size}`,
+      tokens: NAMES_OF_TOKENS[vocabulary.kind],
+      trainedTokens: null,
+      parameters,
       where: "on this server",
+      openings: [],
       concern: null,
       special: vocabulary.special,
       names: this.names,

@@ -2,6 +2,7 @@
 import { readTensors, writeTensors } from "../src/files/safetensors.js";
 import { XLExportError, open } from "../src/index.js";
 import { Refusal } from "./stream.js";
+import { NAMES_OF_TOKENS } from "./tokens.js";
 
 const MOST_THREADS = 4; // more only wait for each other in models that a page can hold
 const MIN_THREADED_BYTES = 32e6; // bytes; in smaller models a second thread waits longer than it computes
@@ -28,21 +29,15 @@ export async function connect({ model: name, wanted, progress }) {
     threads: globalThis.crossOriginIsolated ? Number(wanted.get("threads")) || useful : 1,
     onProgress: ({ loaded, total }) => progress(loaded, total),
   });
-  return new WorkerBackEnd(
-    model,
-    chosen.name,
-    site.models.map((/** @type {any} */ each) => each.name),
-    site.about,
-  );
+  return new WorkerBackEnd(model, chosen.name, site);
 }
 
 export class WorkerBackEnd {
-  /** @param {any} model @param {string} name @param {string[]} models @param {string} [about] */
-  constructor(model, name = "", models = [], about) {
+  /** @param {any} model @param {string} name @param {any} site what is in `site.json` */
+  constructor(model, name = "", site = {}) {
     this.model = model;
     this.name = name;
-    this.models = models;
-    this.about = about;
+    this.site = site;
     /** @type {import("./back-end.d.ts").Description} */
     this.known = this.#known();
   }
@@ -57,12 +52,21 @@ export class WorkerBackEnd {
     const threads = facts.threads > 1 ? `, ${facts.threads} threads` : "";
     return {
       name: this.name,
-      models: this.models,
-      facts: `${(parameters / 1e6).toFixed(1)} M parameters · ${facts.computedBy}${threads}`,
-      hint: [`memory ${facts.memory}`, facts.deviceReason, facts.memoryReason, facts.threadsReason]
+      models: (this.site.models ?? []).map((/** @type {any} */ each) => each.name),
+      facts: [
+        `${(parameters / 1e6).toFixed(1)} million parameters, computed by ${facts.computedBy}${threads}`,
+        `memory ${facts.memory}`,
+        facts.deviceReason,
+        facts.memoryReason,
+        facts.threadsReason,
+      ]
         .filter(Boolean)
         .join("; "),
-      where: "in your browser",
+      tokens: NAMES_OF_TOKENS[vocabulary.kind],
+      trainedTokens: spec.trained_tokens ?? null,
+      parameters,
+      where: "in your browser: what you type stays there",
+      openings: this.site.openings ?? [],
       concern: spec.concern,
       special: vocabulary.special,
       names:
@@ -72,7 +76,7 @@ export class WorkerBackEnd {
       bytesPerStream: facts.bytesPerStream,
       bytesPerToken: 2 * 4 * layers * heads * width, // keys and values of every layer in fp32
       sampling: renamed(this.model.sampling ?? {}, snake),
-      about: this.about,
+      manual: this.site.manual,
     };
   }
 

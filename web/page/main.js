@@ -11,17 +11,14 @@ const POLL_MS = 1000; // milliseconds between two looks at the server
 
 /** What the model is, and where it computes. @param {import("./back-end.d.ts").Description} known */
 function describe(known) {
-  document.title = `${known.name} · xl-export`;
   part("facts").textContent = known.facts;
-  part("facts").title = known.hint;
-  const about = known.about
-    ? Object.assign(document.createElement("a"), { href: known.about, textContent: "What is this?" })
+  const manual = known.manual
+    ? Object.assign(document.createElement("a"), { href: known.manual, textContent: "What is this?" })
     : "";
-  part("intro").replaceChildren(
-    `A language model with a memory of fixed size, running ${known.where}: `,
-    `${inBytes(known.bytesPerStream)} for a stream, at token 10 and at token 1,000,000. `,
-    about,
-  );
+  const read = known.trainedTokens
+    ? `It has learned from ${inWords(known.trainedTokens)} ${known.tokens}`
+    : `It reads and writes ${known.tokens}`;
+  part("intro").replaceChildren(`${read} (tokens). It runs ${known.where}. `, manual);
   part("intro").hidden = false;
   part("concern").textContent = known.concern ? `Warning: ${known.concern}` : "";
   part("concern").hidden = !known.concern;
@@ -62,18 +59,29 @@ async function main() {
   const link = location.hash.length > 1 ? linked(location.hash.slice(1)) : null;
   useDefaults(known.sampling);
   if (link) useSettings(link);
-  const side = new Side(known);
+  const side = new Side(backEnd);
   const work = music ? new MusicWork(backEnd, side) : new TextWork(backEnd, side);
   /** @type {any} */ (globalThis).page = { backEnd, work, model: backEnd.model }; // for the page's console
   keys(work);
   files(work, known.name);
   checking(backEnd, work);
+  part("far").addEventListener("click", async () => {
+    if (side.reading) return side.reading.abort();
+    await work.pause();
+    await side.readFar().catch(fail);
+  });
   if (backEnd.status) look(backEnd);
   addEventListener("hashchange", () => location.reload());
   addEventListener("pagehide", (event) => event.persisted || work.leave());
   await work.begin(link);
   say(`${known.name} is ready.`);
   /** @type {any} */ (globalThis).page.ready = true;
+}
+
+/** A large number, such as 41 million. @param {number} count */
+function inWords(count) {
+  const style = { notation: "compact", compactDisplay: "long", maximumSignificantDigits: 2 };
+  return count.toLocaleString("en", /** @type {any} */ (style));
 }
 
 /** @param {any} backEnd @param {TextWork | MusicWork} work */

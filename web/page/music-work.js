@@ -11,7 +11,6 @@ const FILL_SECONDS = 9; // seconds of a new piece that are written before it pla
 const REQUEST_TOKENS = 24; // tokens that are asked for at a time
 const SHOWN_TOKENS = 240; // tokens that are shown
 const START_SECONDS = 0.25; // seconds until the first note
-const OPENING_SEED = 7; // the seed of what a visitor finds
 const MAX_NOTES = 2500; // notes for the files
 
 export class MusicWork {
@@ -68,7 +67,7 @@ export class MusicWork {
     this.handle = await this.backEnd.start();
     for (const id of ["metre", "key"])
       if (link?.[id]) /** @type {HTMLSelectElement} */ (part(id)).value = link[id];
-    await this.#piece(new AbortController().signal, link?.seed ?? OPENING_SEED);
+    await this.#piece(new AbortController().signal, link?.seed ?? settings().seed);
     this.#draw();
   }
 
@@ -110,7 +109,7 @@ export class MusicWork {
     this.organ?.hush();
     if (this.handle.position) await this.handle.restart();
     this.#fresh();
-    this.side.speed.clear();
+    this.side.speed.cut();
     const { tokens: _, seed: __, ...options } = settings();
     const [metre, key] = ["metre", "key"].map((id) => /** @type {HTMLSelectElement} */ (part(id)).value);
     this.seed = seed;
@@ -164,7 +163,7 @@ export class MusicWork {
       hideError();
       this.#show();
       this.#draw();
-      part("music-state").textContent = `loaded at position ${handle.position.toLocaleString("en")}`;
+      part("music-state").textContent = `loaded, ${handle.position.toLocaleString("en")} tokens`;
     });
   }
 
@@ -283,10 +282,10 @@ export class MusicWork {
 
   #show() {
     const { position } = this.handle;
-    this.side.show(position);
+    this.side.show();
     this.roll.forget(this.organ?.now ?? 0);
     const pieces = this.pieces > 1 ? ` · piece ${this.pieces}` : "";
-    part("music-state").textContent = `position ${position.toLocaleString("en")}${pieces}`;
+    part("music-state").textContent = `${position.toLocaleString("en")} tokens${pieces}`;
   }
 
   #draw() {

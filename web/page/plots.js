@@ -1,8 +1,9 @@
-/** Tokens per second over the position, measured in constant memory; and the bytes that a stream needs. */
+/** Milliseconds for each token over the position, measured in constant memory, and how they are drawn. */
 
-const MEASURED_MS = 150; // milliseconds of work in one measurement
+export const MEASURED_MS = 150; // milliseconds of work in one measurement
+export const FAR = 10_000; // position at the right end of the plot, until the text is longer
 const MEDIAN_RADIUS = 4; // measurements on each side whose median is drawn
-const MAX_POSITION = 1e6; // position at the right end of the plot of the memory
+const [LEFT, RIGHT, TOP, BOTTOM] = [46, 14, 8, 32]; // pixels around the plot
 const MAX_POINTS = 400; // measurements; then neighbours are joined
 
 /**
@@ -16,8 +17,6 @@ export class Speed {
   #from = -1; // where the present measurement began; -1 where none has
   #ms = 0; // of work in it
   #at = 0;
-  /** Tokens per second at the top of the plot. It only grows, so the line does not jump. */
-  axis = 0;
 
   /**
    * Tokens begin to come now, from this position on.
@@ -36,12 +35,15 @@ export class Speed {
     this.#ms += now - this.#at;
     this.#at = now;
     if (this.#ms < MEASURED_MS || position <= this.#from) return false;
-    const point = { from: this.#from, to: position, ms: this.#ms };
-    this.points.push(point);
-    this.axis = Math.max(this.axis, roundUp(1.6 * this.median));
+    this.add({ from: this.#from, to: position, ms: this.#ms });
     [this.#from, this.#ms] = [position, 0];
-    if (this.points.length > MAX_POINTS) this.points = joined(this.points);
     return true;
+  }
+
+  /** @param {Point} point */
+  add(point) {
+    this.points.push(point);
+    if (this.points.length > MAX_POINTS) this.points = joined(this.points);
   }
 
   /** What comes next is not measured with what came before: the text was edited. */
@@ -49,15 +51,9 @@ export class Speed {
     this.#from = -1;
   }
 
-  /** Tokens per second, as the median of the latest measurements; 0 before the first. */
+  /** Milliseconds for a token, as the median of the measurements; 0 before the first. */
   get median() {
-    return median(this.points.slice(-4 * MEDIAN_RADIUS).map(rate));
-  }
-
-  clear() {
-    this.points = [];
-    this.axis = 0;
-    this.cut();
+    return median(this.points.map(msPerToken));
   }
 }
 
@@ -73,120 +69,83 @@ function joined(points) {
   return halved.length > MAX_POINTS ? halved.slice(-MAX_POINTS / 2) : halved;
 }
 
-/** Tokens a second of one measurement. @param {Point} point */
-function rate(point) {
-  return ((point.to - point.from) / point.ms) * 1000;
+/** @param {Point} point */
+function msPerToken(point) {
+  return point.ms / (point.to - point.from);
 }
 
-/** The next round number, 1, 2 or 5 times a power of ten. @param {number} value */
+/** The next round number. @param {number} value */
 function roundUp(value) {
   if (!(value > 0)) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
-  return ([1, 2, 5].find((step) => step * power >= value) ?? 10) * power;
+  return ([1, 1.5, 2, 3, 4, 5, 6, 8].find((step) => step * power >= value) ?? 10) * power;
 }
 
 /**
- * Draws the measurements.
+ * Draws the measurements, and what a growing cache would need: both axes are linear and begin at zero.
  * @param {HTMLCanvasElement} canvas @param {Speed} speed
- * @param {{ink: string, faint: string, line: string}} colours
+ * @param {((position: number) => number) | null} growing milliseconds for a token at a position
+ * @param {{ink: string, faint: string, line: string, other: string}} colours
  */
-export function drawSpeed(canvas, speed, colours) {
+export function drawTime(canvas, speed, growing, colours) {
   const { context, width, height } = sized(canvas);
   if (!context) return;
-  const [bottom, top] = [18, 16];
-  const far = roundUp(Math.max(1000, ...speed.points.map((p) => p.to)));
-  const most = speed.axis || 100;
-  const x = (/** @type {number} */ p) => (p / far) * width;
-  const y = (/** @type {number} */ r) =>
-    height - bottom - (Math.min(r, most) / most) * (height - bottom - top);
+  const far = roundUp(Math.max(FAR, ...speed.points.map((p) => p.from)));
+  const most = roundUp(Math.max(1.5 * speed.median, growing?.(far) ?? 0));
+  const x = (/** @type {number} */ p) => LEFT + (p / far) * (width - LEFT - RIGHT);
+  const y = (/** @type {number} */ ms) =>
+    height - BOTTOM - (Math.min(ms, most) / most) * (height - BOTTOM - TOP);
   context.clearRect(0, 0, width, height);
-  frame(context, [y(0), y(most / 2), y(most)], width, colours.faint);
+  frame(context, [0, most / 2, most].map(y), [LEFT, width - RIGHT], colours.faint);
   write(context, colours.ink, [
-    [speed.axis ? `${label(most)} tokens/s` : "tokens/s", 0, y(most) - 3, "left"],
-    ["0", 0, height - 3, "left"],
-    [`position ${label(far)}`, width, height - 3, "right"],
+    ...[0, most / 2, most].map((ms) => [`${label(ms)} ms`, LEFT - 6, y(ms) + 4, "right"]),
+    ...[0, far / 2, far].map((p) => [label(p), x(p), height - BOTTOM + 14, p === far ? "right" : "center"]),
+    ["tokens so far", (LEFT + width - RIGHT) / 2, height - 4, "center"],
   ]);
   context.lineWidth = 2;
   context.lineJoin = "round";
+  if (growing) {
+    context.strokeStyle = colours.other;
+    context.setLineDash([6, 4]);
+    line(context, [
+      [x(0), y(growing(0))],
+      [x(far), y(growing(far))],
+    ]);
+    context.setLineDash([]);
+  }
   context.strokeStyle = colours.line;
-  for (const run of runs(speed.points)) {
-    context.beginPath();
-    context.moveTo(x(run[0].from), y(rateAround(run, 0)));
-    for (const [i, point] of run.entries()) context.lineTo(x(point.to), y(rateAround(run, i)));
-    context.stroke();
-  }
+  for (const run of runs(speed.points))
+    line(context, [
+      [x(run[0].from), y(around(run, 0))],
+      ...run.map((point, i) => [x(point.to), y(around(run, i))]),
+    ]);
 }
 
-/**
- * Draws what this model needs at each position, and a growing cache: both axes are logarithmic.
- * @param {HTMLCanvasElement} canvas
- * @param {{fixed: number, perToken: number, position: number}} memory
- * @param {{ink: string, faint: string, line: string, other: string}} colours
- */
-export function drawMemory(canvas, { fixed, perToken, position }, colours) {
-  const { context, width, height } = sized(canvas);
-  if (!context) return;
-  const bottom = 16;
-  const [least, most] = [perToken, perToken * MAX_POSITION].map(Math.log10);
-  const x = (/** @type {number} */ p) => (Math.log10(Math.max(1, p)) / Math.log10(MAX_POSITION)) * width;
-  const y = (/** @type {number} */ bytes) =>
-    4 + (1 - (Math.log10(bytes) - least) / (most - least)) * (height - bottom - 8);
-  const crossing = fixed / perToken;
-  context.clearRect(0, 0, width, height);
-  frame(context, [y(perToken)], width, colours.faint);
-  context.lineWidth = 2;
-  for (const [stroke, from, to] of /** @type {[string, number, number][]} */ ([
-    [colours.other, perToken, perToken * MAX_POSITION],
-    [colours.line, fixed, fixed],
-  ])) {
-    context.beginPath();
-    context.moveTo(0, y(from));
-    context.lineTo(width, y(to));
-    context.strokeStyle = stroke;
-    context.stroke();
-  }
-  for (const [fill, at, bytes] of /** @type {[string, number, number][]} */ ([
-    [colours.other, position, perToken * Math.max(1, position)],
-    [colours.line, position, fixed],
-  ])) {
-    context.beginPath();
-    context.arc(Math.min(width - 4, Math.max(4, x(at))), y(bytes), 4, 0, 2 * Math.PI);
-    context.fillStyle = fill;
-    context.fill();
-  }
-  context.setLineDash([2, 3]);
+/** @param {CanvasRenderingContext2D} context @param {number[][]} points */
+function line(context, points) {
   context.beginPath();
-  context.moveTo(x(crossing), y(fixed));
-  context.lineTo(x(crossing), height - bottom);
-  context.strokeStyle = colours.ink;
-  context.lineWidth = 1;
+  for (const [x, y] of points) context.lineTo(x, y);
   context.stroke();
-  context.setLineDash([]);
-  write(context, colours.ink, [
-    ["1", 0, height - 3, "left"],
-    [`a cache overtakes at ${label(crossing)}`, x(crossing), height - 3, "center"],
-    ["1 M", width, height - 3, "right"],
-  ]);
 }
 
 /**
- * @param {CanvasRenderingContext2D} context @param {number[]} lines @param {number} width
- * @param {string} colour
+ * @param {CanvasRenderingContext2D} context @param {number[]} lines
+ * @param {number[]} ends @param {string} colour
  */
-function frame(context, lines, width, colour) {
+function frame(context, lines, [left, right], colour) {
   context.strokeStyle = colour;
   context.lineWidth = 1;
   for (const line of lines) {
     context.beginPath();
-    context.moveTo(0, Math.round(line) + 0.5);
-    context.lineTo(width, Math.round(line) + 0.5);
+    context.moveTo(left, Math.round(line) + 0.5);
+    context.lineTo(right, Math.round(line) + 0.5);
     context.stroke();
   }
 }
 
 /**
  * @param {CanvasRenderingContext2D} context @param {string} colour
- * @param {[string, number, number, string][]} texts
+ * @param {any[][]} texts
  */
 function write(context, colour, texts) {
   context.font = "11px system-ui, sans-serif";
@@ -198,8 +157,8 @@ function write(context, colour, texts) {
 }
 
 /** The median of the measurements around one. @param {Point[]} run @param {number} at */
-function rateAround(run, at) {
-  return median(run.slice(Math.max(0, at - MEDIAN_RADIUS), at + MEDIAN_RADIUS + 1).map(rate));
+function around(run, at) {
+  return median(run.slice(Math.max(0, at - MEDIAN_RADIUS), at + MEDIAN_RADIUS + 1).map(msPerToken));
 }
 
 /** @param {number[]} values */
@@ -221,7 +180,7 @@ function runs(points) {
 
 /** @param {number} value */
 function label(value) {
-  return Math.round(value).toLocaleString("en");
+  return value.toLocaleString("en", { maximumSignificantDigits: 3 });
 }
 
 /**

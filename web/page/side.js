@@ -1,9 +1,14 @@
 /** What text and music share: messages and buttons, the sampling settings, the memory meter, the speed. */
-import { Speed, drawMemory, drawSpeed } from "./plots.js";
-import { Refusal } from "./stream.js";
+import { FAR, MEASURED_MS, Speed, drawTime } from "./plots.js";
+import { Refusal, beginning } from "./stream.js";
 import { inBytes } from "./tokens.js";
 
-const FAR = [10_000, 1_000_000]; // positions at which the meter compares
+const COMPARED = [10_000, 100_000, 1_000_000]; // positions at which the table of the memory compares
+// Positions at which a token is measured.
+const MEASURED = [100, 1000, 2000, 3000, 4000, 5000, 6000, 7000, 8000, 9000, FAR];
+const TOLD = [100, 1000, FAR]; // of them
+const READ_TOKENS = 500; // tokens that are read at a time
+const REQUEST_TOKENS = 10; // tokens that are generated at a time for a measurement
 /** The settings that have a field, with their values if the artefact recommends none. */
 const SHOWN = { temperature: 1, top_p: 1, top_k: 0 };
 
@@ -114,22 +119,33 @@ export function settings() {
   };
 }
 
-/** The meter and the plot next to the text. */
+/** The plot and the table below the text. */
 export class Side {
-  /** @param {import("./back-end.d.ts").Description} known */
-  constructor({ bytesPerStream, bytesPerToken }) {
-    this.fixed = bytesPerStream;
-    this.perToken = bytesPerToken;
-    this.position = 0;
-    this.measured = false;
-    this.speed = new Speed();
+  speed = new Speed();
+  measured = false;
+  /** Ends the reading of many tokens. @type {AbortController | null} */
+  reading = null;
+  told = ""; // what it has found
+
+  /** @param {import("./back-end.d.ts").BackEnd} backEnd */
+  constructor(backEnd) {
+    this.backEnd = backEnd;
+    const { bytesPerStream: fixed, bytesPerToken, parameters } = backEnd.describe();
+    /** How many times as long a token takes as here, if a cache of all keys and values has so many. */
+    this.growth = (/** @type {number} */ position) => {
+      // Multiplications: one for each weight, and for each key and value; here a third one for the distance.
+      const each = bytesPerToken / 4;
+      const weights = parameters ?? NaN;
+      return (weights + each * position) / (weights + 1.5 * each * (fixed / bytesPerToken));
+    };
     const redraw = () => this.#draw();
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-    for (const id of ["speed", "memory-plot"]) new ResizeObserver(redraw).observe(part(id));
+    new ResizeObserver(redraw).observe(part("plot"));
     part("memory-rows").replaceChildren(
-      ...[0, ...FAR].map((position) => {
+      ...COMPARED.map((position) => {
         const row = document.createElement("tr");
-        const cells = [position.toLocaleString("en"), inBytes(this.fixed), inBytes(position * this.perToken)];
+        const after = `${position.toLocaleString("en")} tokens`;
+        const cells = [after, inBytes(fixed), inBytes(position * bytesPerToken)];
         row.append(
           ...cells.map((text, i) =>
             Object.assign(document.createElement(i ? "td" : "th"), { textContent: text }),
@@ -143,6 +159,7 @@ export class Side {
 
   /** Tokens begin to come. @param {number} position */
   begin(position) {
+    this.reading?.abort();
     this.speed.begin(position, performance.now());
   }
 
@@ -151,31 +168,79 @@ export class Side {
     this.measured = this.speed.reach(position, performance.now()) || this.measured;
   }
 
-  /** Shows where the stream is; call it at most once a frame. @param {number} position */
-  show(position) {
-    this.position = position;
-    const [at, , growing] = part("memory-rows").children[0].children;
-    at.textContent = `${position.toLocaleString("en")} now`;
-    growing.textContent = inBytes(position * this.perToken);
-    this.#drawMemory();
+  /** Shows what was measured; call it at most once a frame. */
+  show() {
     if (this.measured) this.#draw();
     this.measured = false;
   }
 
-  get #colours() {
-    return { ink: colour("soft"), faint: colour("line"), line: colour("accent"), other: colour("other") };
+  /** Reads many tokens in a stream of its own, and measures on the way how long one more takes. */
+  async readFar() {
+    const { signal } = (this.reading = new AbortController());
+    part("far").textContent = "Stop";
+    try {
+      await this.#readFar(signal);
+    } catch (error) {
+      if (/** @type {Error} */ (error).name !== "AbortError") throw error;
+    } finally {
+      this.reading = null;
+      part("far").textContent = `Read ${FAR.toLocaleString("en")} tokens now`;
+      this.#draw();
+    }
   }
 
-  #drawMemory() {
-    drawMemory(/** @type {HTMLCanvasElement} */ (part("memory-plot")), this, this.#colours);
+  /** @param {AbortSignal} signal */
+  async #readFar(signal) {
+    const { tokens: _, ...given } = settings();
+    const handle = await this.backEnd.start();
+    const text = await beginning(this.backEnd); // what it writes is what it reads again
+    /** @type {Map<number, number>} */
+    const found = new Map();
+    this.speed.points = [];
+    try {
+      await handle.append(text);
+      for (const position of MEASURED) {
+        while (handle.position < position) {
+          part("time-text").textContent = `Reading: ${handle.position.toLocaleString("en")} tokens so far.`;
+          const count = Math.min(READ_TOKENS, position - handle.position);
+          const ids = Array.from({ length: count }, (_, i) => text[i % text.length]);
+          await handle.append(ids, { signal });
+        }
+        const [from, began] = [handle.position, performance.now()];
+        let fastest = Infinity; // of several requests: the others waited for the machine
+        while (performance.now() - began < MEASURED_MS) {
+          signal.throwIfAborted();
+          const [before, start] = [handle.position, performance.now()];
+          const options = /** @type {any} */ ({ ...given, max_tokens: REQUEST_TOKENS, signal });
+          for await (const { token } of handle.generate([], options)) text.push(token);
+          fastest = Math.min(fastest, (performance.now() - start) / (handle.position - before));
+        }
+        this.speed.add({ from, to: handle.position, ms: fastest * (handle.position - from) });
+        found.set(position, fastest);
+        this.#draw();
+      }
+    } finally {
+      await handle.dispose();
+    }
+    const [first, second, last] = TOLD.map((position) => inMs(found.get(position) ?? NaN));
+    this.told = `A token took ${first} after 100 tokens, ${second} after 1,000, and ${last} after 10,000.`;
   }
 
   #draw() {
-    this.#drawMemory();
-    drawSpeed(/** @type {HTMLCanvasElement} */ (part("speed")), this.speed, this.#colours);
     const { median } = this.speed;
-    part("speed-text").textContent = median
-      ? `${Math.round(median).toLocaleString("en")} tokens per second, the median of the latest measurements.`
-      : "Press Continue to measure it.";
+    const known = median > 0 && Number.isFinite(this.growth(0));
+    const growing = known ? (/** @type {number} */ position) => median * this.growth(position) : null;
+    const [ink, faint, line, other] = ["soft", "line", "accent", "other"].map(colour);
+    const colours = { ink, faint, line, other };
+    drawTime(/** @type {HTMLCanvasElement} */ (part("plot")), this.speed, growing, colours);
+    if (this.reading) return;
+    const now = median ? `A token takes ${inMs(median)} now.` : "Press the button to measure it.";
+    const compared = growing ? ` An ordinary Transformer would need about ${inMs(growing(FAR))} there.` : "";
+    part("time-text").textContent = this.told ? `${this.told}${compared}` : now;
   }
+}
+
+/** @param {number} ms */
+function inMs(ms) {
+  return `${ms.toLocaleString("en", { maximumSignificantDigits: 2 })} ms`;
 }

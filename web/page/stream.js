@@ -8,7 +8,7 @@ import { changeTo } from "./changes.js";
 
 const MAX_NOTE_TOKENS = 1500; // tokens of the text that go into a note
 const CONTEXT_CHARACTERS = 256; // characters before the shown text from which its first tokens are encoded
-const FIRST = ["end_of_document", "beginning", "end_of_line"]; // what a text without a beginning follows on
+const FIRST = ["first", "end_of_document", "beginning", "end_of_line"]; // what precedes a text
 
 /** What cannot be done, in one sentence. `code`: a word for programs, from a server. */
 export class Refusal extends Error {
@@ -100,7 +100,7 @@ export class Stream {
    */
   async *generate(options) {
     await this.repair(options.signal);
-    const prompt = this.position === 0 ? await this.#beginning() : [];
+    const prompt = this.position === 0 ? await beginning(this.backEnd) : [];
     if (!prompt.length && !this.handle.predicts)
       throw new Refusal(
         "the file does not say which token came last; type something first, then press Continue.",
@@ -211,15 +211,6 @@ export class Stream {
     Object.assign(this, { ids, ends, bits, text, context, lead, given: 0 });
   }
 
-  /** The token that a text without a beginning follows on. */
-  async #beginning() {
-    const { special } = this.backEnd.describe();
-    const known = FIRST.map((name) => special[name]).find((id) => id !== undefined);
-    if (known !== undefined) return [known];
-    const line = await this.backEnd.tokenize("\n").catch(() => null);
-    return line?.ids ?? [0]; // characters without a new line
-  }
-
   /** Whether the stream has seen other tokens than the text has. */
   #differs() {
     return this.handle.position !== this.position;
@@ -283,6 +274,15 @@ export class Stream {
     this.handle = handle;
     await this.#append(all.slice(same), signal);
   }
+}
+
+/** The token that a text without a beginning follows on. @param {BackEnd} backEnd */
+export async function beginning(backEnd) {
+  const { special } = backEnd.describe();
+  const known = FIRST.map((name) => special[name]).find((id) => id !== undefined);
+  if (known !== undefined) return [known];
+  const line = await backEnd.tokenize("\n").catch(() => null);
+  return line?.ids ?? [0]; // characters without a new line
 }
 
 /**

@@ -21,7 +21,7 @@ export class Streams {
   async restore() {
     const found = await this.backEnd.list();
     for (const each of found)
-      this.all.push(await Stream.of(this.backEnd, each, `Stream ${each.handle.id.slice(-4)}`));
+      this.all.push(await Stream.of(this.backEnd, each, `Text ${each.handle.id.slice(-4)}`));
     const known = this.all.filter(({ ids }) => ids.length).at(-1);
     if (known) await this.choose(known);
     return Boolean(known);
@@ -42,7 +42,7 @@ export class Streams {
 
   /** Asks for another name of the shown stream; returns whether one was given. */
   rename() {
-    const name = prompt("A name for this stream:", this.#shown.name)?.trim().slice(0, 60);
+    const name = prompt("A name for this text:", this.#shown.name)?.trim().slice(0, 60);
     if (name) this.#shown.name = name;
     this.changed();
     return Boolean(name);
@@ -101,8 +101,8 @@ export class Streams {
   /** A name that no stream has. */
   #unused() {
     let number = this.all.length + 1;
-    while (this.all.some(({ name }) => name === `Stream ${number}`)) number++;
-    return `Stream ${number}`;
+    while (this.all.some(({ name }) => name === `Text ${number}`)) number++;
+    return `Text ${number}`;
   }
 
   /** @param {Stream} stream */

@@ -135,7 +135,7 @@ export class TextView {
       .join(", ");
     this.token.replaceChildren(
       text,
-      ` ${inBits(stream.bits[index])} · position ${at.toLocaleString("en")}`,
+      ` ${inBits(stream.bits[index])} · token ${at.toLocaleString("en")}`,
       expected && ` · likeliest: ${expected}`,
     );
   }

@@ -10,17 +10,7 @@ const LEAVING_TOKENS = 1000; // of them at a time
 const MAX_TYPED_TOKENS = 20_000; // tokens that are shown of a text that was typed or pasted
 const TYPING_PAUSE_MS = 60; // milliseconds without a key, after which what was typed is computed
 const LONGEST_LINK = 8000; // characters
-const OPENING = { seed: 4 }; // what a visitor finds
-// How a text begins if nothing was typed; a model that was not trained on stories begins one by itself.
-const BEGINNINGS = [
-  "Once upon a time there was",
-  "There was once a king who",
-  "Long ago, in a little house by the sea, there lived",
-  "A poor woodcutter had three sons.",
-  "One day a fox met a",
-  "In the middle of the forest stood",
-];
-const UNLIKELY_BITS = 2.5; // bits per character of a beginning that the model would not write
+const MAX_OPENING_TOKENS = 1000; // tokens of a text that the page begins, if no paragraph ends before
 
 export class TextWork {
   /** @param {import("./back-end.d.ts").BackEnd} backEnd @param {import("./side.js").Side} side */
@@ -72,7 +62,7 @@ export class TextWork {
     if (link) {
       await this.write(link);
       if (this.origin) this.origin.untouched = true;
-    } else await this.#tell(BEGINNINGS[0], OPENING);
+    } else await this.#tell();
     part("scroll").scrollTop = 0; // a visitor reads it from its beginning
   }
 
@@ -96,15 +86,14 @@ export class TextWork {
     await this.stop();
     if (this.#disposable) await this.#clear();
     else await this.create();
-    this.#tell(BEGINNINGS[Math.floor(Math.random() * BEGINNINGS.length)], {}).catch(fail);
+    this.#tell().catch(fail);
   }
 
-  /** Lets the model write from one of the beginnings. @param {string} beginning @param {any} settings */
-  async #tell(beginning, settings) {
-    await this.write({ text: beginning }).catch(() => {}); // the vocabulary may lack a letter
-    const bits = this.stream.bits.slice(1).reduce((sum, each) => sum + each, 0);
-    if (!(bits < UNLIKELY_BITS * this.stream.text.length)) await this.#clear();
-    await this.go(settings);
+  /** Lets the model write a paragraph: after one of the owner's openings, or from the beginning. */
+  async #tell() {
+    const { openings } = this.streams.backEnd.describe();
+    const text = openings[Math.floor(Math.random() * openings.length)] ?? "";
+    await this.write({ text, tokens: MAX_OPENING_TOKENS, paragraph: true });
     if (this.origin) this.origin.untouched = true;
   }
 
@@ -195,7 +184,7 @@ export class TextWork {
   async load(file) {
     await this.stop();
     await this.streams.load(file);
-    this.#state(`loaded at position ${this.stream.position.toLocaleString("en")}`);
+    this.#state(`loaded, ${tokens(this.stream.position)}`);
   }
 
   /** Shows a stream in place of the one before. @param {Stream} stream */
@@ -206,42 +195,52 @@ export class TextWork {
     await stream.turn;
     const { side, view } = this;
     this.typing = false;
-    side.speed.clear();
-    side.measured = true;
+    side.speed.cut();
     view.show(stream, 0, true);
     view.before(stream.position - stream.ids.length);
     view.finish("");
     this.#show();
     hideError();
-    this.#state(`position ${stream.position.toLocaleString("en")}`);
-    say(`${stream.name}, at position ${stream.position}.`);
+    this.#position();
+    say(`${stream.name}, ${tokens(stream.position)}.`);
     part("scroll").scrollTop = part("scroll").scrollHeight;
   }
 
   /** @param {AbortSignal} signal @param {any} options */
-  async #write(signal, { tokens, ...options }) {
+  async #write(signal, { tokens: count, paragraph = false, ...options }) {
     const { stream, view, side } = this;
     const before = stream.text;
-    const count = stream.position;
+    const from = stream.position;
+    let end = Infinity; // of the text, if a paragraph ends it
     side.begin(stream.position);
     hideError();
     view.silent();
     view.finish("");
     this.#tick();
     try {
-      for await (const _ of stream.generate({ ...options, max_tokens: tokens, signal }))
+      for await (const _ of stream.generate({ ...options, max_tokens: count, signal })) {
         side.reach(stream.position);
+        if (!paragraph || end < Infinity || !endsParagraph(stream.text.slice(before.length))) continue;
+        const { length } = stream.text.trimEnd();
+        end = /** @type {number} */ (stream.ends.find((each) => each >= length));
+        this.running?.abort();
+      }
     } finally {
       cancelAnimationFrame(this.frame);
       this.#grow();
       this.streams.changed();
     }
-    const written = stream.position - count - (count === 0 ? stream.lead : 0);
+    if (stream.text.length > end) {
+      view.show(stream, await stream.edit(stream.text.slice(0, end)), true);
+      this.streams.changed();
+    }
+    const written = stream.position - from - (from === 0 ? stream.lead : 0);
     const link = { ...options, text: before, tokens: written };
     this.origin = { stream, whole: stream.text, link };
-    const reason = whyEnded(stream.handle.ended, written);
+    const reason = whyEnded(end < Infinity ? "paragraph" : stream.handle.ended, written);
     view.finish(reason);
-    this.#state(`position ${stream.position.toLocaleString("en")} · seed ${options.seed}`);
+    this.#position();
+    /** @type {HTMLInputElement} */ (part("seed")).placeholder = options.seed;
     say(`${reason} It wrote: ${stream.text.slice(before.length).slice(-300)}`);
     if (document.activeElement === this.area) view.describe(stream, null);
   }
@@ -251,7 +250,7 @@ export class TextWork {
     this.frame = requestAnimationFrame(() => {
       if (this.view.spans.length !== this.stream.ids.length) {
         this.#grow();
-        this.#state(`position ${this.stream.position.toLocaleString("en")}`);
+        this.#position();
       }
       this.#tick();
     });
@@ -274,7 +273,7 @@ export class TextWork {
   }
 
   #show() {
-    this.side.show(this.stream.position);
+    this.side.show();
     this.streams.advanced();
   }
 
@@ -307,7 +306,7 @@ export class TextWork {
       hideError();
       this.#show();
       this.streams.changed();
-      this.#state(`position ${stream.position.toLocaleString("en")}`);
+      this.#position();
       view.describe(stream, null);
     });
   }
@@ -353,16 +352,32 @@ export class TextWork {
     button.classList.toggle("running", running);
   }
 
+  #position() {
+    this.#state(tokens(this.stream.position));
+  }
+
   /** @param {string} text */
   #state(text) {
     part("state").textContent = text;
   }
 }
 
+/** Whether a text may end here: with a paragraph, or with a sentence if it is long. @param {string} text */
+function endsParagraph(text) {
+  const ending = text.length < 600 ? /\n\s*$/ : /(\n|[.!?]["'”’)]*)\s*$/;
+  return text.length >= 900 || (text.length >= 200 && ending.test(text));
+}
+
+/** @param {number} count */
+function tokens(count) {
+  return `${count.toLocaleString("en")} ${count === 1 ? "token" : "tokens"}`;
+}
+
 /** Why a text ended, and what to do. @param {string | null} ended @param {number} count tokens */
 function whyEnded(ended, count) {
-  const tokens = `${count.toLocaleString("en")} ${count === 1 ? "token" : "tokens"}`;
-  if (ended === "end") return `The model ended its text after ${tokens}. Continue begins another one.`;
-  if (ended === "length") return `Stopped after ${tokens}, as set under Sampling. Press Continue for more.`;
-  return `You stopped it after ${tokens}. Press Continue for more.`;
+  if (ended === "end") return `The model ended its text after ${tokens(count)}. Continue begins another one.`;
+  if (ended === "paragraph") return "The model has written a paragraph. Press Continue for more.";
+  if (ended === "length")
+    return `Stopped after ${tokens(count)}, as set under Settings. Press Continue for more.`;
+  return `You stopped it after ${tokens(count)}. Press Continue for more.`;
 }

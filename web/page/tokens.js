@@ -3,6 +3,15 @@
  * Nothing here knows the page or the model.
  */
 
+/** What the tokens are, by the kind of the vocabulary. @type {Record<string, string>} */
+export const NAMES_OF_TOKENS = {
+  byte: "bytes",
+  char: "characters",
+  word: "words",
+  subword: "words and parts of words",
+  ids: "symbols",
+};
+
 /**
  * Where each token of a text ends in it, as an offset.
  *
@@ -95,15 +104,11 @@ export function colourOf(bits) {
 
 /** A surprisal in words. @param {number} bits */
 export function inBits(bits) {
-  if (!Number.isFinite(bits)) return "no prediction: nothing comes before it";
+  if (!Number.isFinite(bits)) return "not predicted: nothing comes before it";
   const odds = 2 ** bits;
-  const chance = odds < 1.05 ? "nearly certain" : `1 in ${odds < 10 ? odds.toFixed(1) : compact(odds)}`;
-  return `${bits.toFixed(2)} bits, ${chance}`;
-}
-
-/** A large number in few digits. @param {number} value */
-function compact(value) {
-  return new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 }).format(value);
+  const digits = { maximumSignificantDigits: odds < 10 ? 2 : 3 };
+  const chance = `chance 1 in ${odds.toLocaleString("en", digits)}`;
+  return `${odds < 1.05 ? "expected" : chance} (${bits.toFixed(2)} bits)`;
 }
 
 /** A number of bytes in words. @param {number} count */

@@ -15,6 +15,22 @@ from xl_export.cli.options import force_option
 @click.command("web")
 @click.argument("artefacts", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="ARTEFACT...")
 @click.option("--out", type=click.Path(path_type=Path), help="The folder to write.")
+@click.option("--title", metavar="TEXT", help="The heading of the page. Links to it show it too.")
+@click.option("--about", metavar="TEXT", help="A sentence below the heading. Links to the page show it too.")
+@click.option(
+    "--opening",
+    "openings",
+    multiple=True,
+    metavar="TEXT",
+    help="How a text begins that the page writes by itself; give the option again for more of them, of which "
+    "the page picks one. By default the model begins.",
+)
+@click.option(
+    "--url",
+    metavar="ADDRESS",
+    help="Where the page will be, such as https://me.github.io/tales/. Most services need it to show the "
+    "picture of a link.",
+)
 @click.option(
     "--serve",
     is_flag=True,
@@ -40,6 +56,10 @@ from xl_export.cli.options import force_option
 def web_command(
     artefacts: tuple[Path, ...],
     out: Path | None,
+    title: str | None,
+    about: str | None,
+    openings: tuple[str, ...],
+    url: str | None,
     serve: bool,
     port: int,
     node_modules: Path | None,
@@ -58,7 +78,16 @@ def web_command(
         from xl_export.web.site import write_site
     with tempfile.TemporaryDirectory(prefix="xl-export-") as scratch:
         folder = out or Path(scratch) / "site"
-        site = write_site(artefacts, folder, node_modules=node_modules, force=force)
+        site = write_site(
+            artefacts,
+            folder,
+            title=title,
+            about=about,
+            openings=openings,
+            address=url,
+            node_modules=node_modules,
+            force=force,
+        )
         for warning in site.warnings:
             click.echo(f"Warning: {warning}", err=True)
         size = f"{site.num_bytes / 1e6:.1f} MB"

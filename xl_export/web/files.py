@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import re
 import shutil
 from pathlib import Path
 
@@ -36,3 +38,20 @@ def copy_page(folder: Path) -> None:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, target)
     shutil.copyfile(source / PAGE / INDEX, folder / INDEX)
+
+
+def introduced(
+    document: str, *, title: str | None = None, about: str | None = None, address: str | None = None
+) -> str:
+    """`index.html` with another title and description, wherever it has them. None leaves them as they are.
+
+    address: the URL of the page, for the picture of a link, which most services want with its whole URL.
+    """
+    for pattern, given in (("<title>(.*?)</title>", title), ('name="description" content="(.*?)"', about)):
+        found = re.search(pattern, document, re.DOTALL)
+        assert found is not None, pattern
+        if given is not None:
+            document = document.replace(found[1], html.escape(given))
+    picture = 'property="og:image" content="'
+    assert picture in document
+    return document.replace(picture, f"{picture}{html.escape(address.rstrip('/'))}/") if address else document

@@ -25,10 +25,11 @@ from runtimes.contract.spec import (
     load_language_model,
     refuse_unless_onnx,
 )
+from runtimes.contract.vocabulary import load_vocab
 from runtimes.contract.vocabulary.subword import FILES
 from runtimes.sessions import fused_cpu
 from runtimes.tasks.check import check
-from xl_export.web.files import copy_page, web_files
+from xl_export.web.files import INDEX, copy_page, introduced, web_files
 from xl_export.web.packages import (
     ONNXRUNTIME_WEB,
     SUBWORDS,
@@ -38,9 +39,11 @@ from xl_export.web.packages import (
     copy_package,
     licence_name,
 )
+from xl_export.web.picture import picture_of
 
 SITE = "site.json"  # names the models for the page, and marks the folder as a site
 MODELS = "models"
+PICTURE = "page/preview.png"  # of links to the page
 VENDOR = "vendor"  # the module looks for the packages of others here
 # Files of an artefact that no browser reads: the fused operator is a native library, and genai has its own.
 NOT_COPIED = (CUDA_GRAPH, FUSED, GENAI, "tokenizer_config.json")
@@ -63,17 +66,27 @@ def write_site(
     artefacts: Sequence[Path],
     out: Path,
     *,
+    title: str | None = None,
     about: str | None = None,
+    openings: Sequence[str] = (),
+    address: str | None = None,
+    manual: str | None = None,
     node_modules: Path | None = None,
     force: bool = False,
 ) -> Site:
     """Writes a static folder that any web server can serve; returns what it holds.
 
-    Every artefact is verified and checked on this machine before anything appears. about: the address that
-    the page links to as "What is this?". node_modules:
-    a folder that holds the packages of `packages.py`; None takes them from this user's cache or the npm
-    registry. Raises UserError for a folder that is no artefact or that no browser can run, and where `out`
-    exists unless `force` is set.
+    Every artefact is verified and checked on this machine before anything appears.
+
+    - title, about: the heading and the sentence below it, which links to the page show too.
+    - openings: how the texts begin that the page writes by itself; by default the model begins.
+    - address: the URL of the page, without which most services show no picture of a link.
+    - manual: the address that the page links to as "What is this?".
+    - node_modules: a folder that holds the packages of `packages.py`; None takes them from this user's cache
+      or the npm registry.
+
+    Raises UserError for a folder that is no artefact or that no browser can run, for an opening that a
+    vocabulary cannot hold, and where `out` exists unless `force` is set.
     """
     sources = list(artefacts) if node_modules is None else [*artefacts, node_modules]
     refuse_existing(out, kinds.SITE, force=force, sources=sources)
@@ -81,9 +94,20 @@ def write_site(
     names = _names(artefacts)
     specs = [_servable(artefact) for artefact in artefacts]
     for artefact in artefacts:
+        vocab = load_vocab(artefact / VOCAB)
+        for opening in openings if vocab.kind != "ids" else ():
+            vocab.encode(opening)
+    for artefact in artefacts:
         _refuse_failing(artefact)
     with atomic_folder(out, kinds.SITE, force=force, sources=sources) as folder:
         copy_page(folder)
+        index = folder / INDEX
+        index.write_text(
+            introduced(index.read_text(encoding="utf-8"), title=title, about=about, address=address),
+            encoding="utf-8",
+        )
+        picture = picture_of(artefacts[0], openings[0] if openings else None)
+        (folder / PICTURE).write_bytes(picture)
         wanted = {**WASM, **(WEBGPU if any(spec.target == "web" for spec in specs) else {})}
         copy_package(ONNXRUNTIME_WEB, wanted, folder / VENDOR, node_modules=node_modules)
         (folder / VENDOR / licence_name(ONNXRUNTIME_WEB)).write_bytes(_licence())
@@ -96,7 +120,8 @@ def write_site(
             folder / SITE,
             {
                 "onnxruntime_web": ONNXRUNTIME_WEB.version,
-                **({} if about is None else {"about": about}),
+                "openings": list(openings),
+                **({} if manual is None else {"manual": manual}),
                 "models": [
                     {
                         "name": name,

@@ -11,16 +11,19 @@ import io
 import json
 import re
 import shutil
+import struct
 import tarfile
 import threading
 import urllib.error
 import urllib.parse
 import urllib.request
+import zlib
 from collections.abc import Callable
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from runtimes.base.errors import UserError
@@ -31,6 +34,7 @@ from xl_export.artefact.export import export
 from xl_export.web import packages, site
 from xl_export.web.files import copy_page
 from xl_export.web.packages import Package, copy_package
+from xl_export.web.picture import BAR, CHARACTER, MARGIN, picture_of
 from xl_export.web.serve import ISOLATION, POLICY, serving
 from xl_export.web.site import write_site
 
@@ -92,6 +96,35 @@ def test_a_site_holds_what_the_page_reads_and_nothing_else(written: Path, artefa
     assert (written / "index.html").is_file()
 
 
+def test_a_site_has_the_words_of_its_owner(
+    artefacts: dict[str, Path], node_modules: Path, tmp_path: Path
+) -> None:
+    words = ["--title", "Tales & <more>", "--about", 'Of "cats"', "--url", "https://me.example/tales/"]
+    words += ["--opening", "The cat", "--opening", "A dog"]
+    options = ("--out", tmp_path / "site", "--node-modules", node_modules)
+    assert xl("web", artefacts["ring"], *words, *options).exit_code == 0
+    page = (tmp_path / "site" / "index.html").read_text()
+    assert page.count("Tales &amp; &lt;more&gt;") == 3, "title, heading and link"
+    assert page.count("Of &quot;cats&quot;") == 3, "description, sentence and link"
+    assert 'og:image" content="https://me.example/tales/page/preview.png"' in page
+    assert json.loads((tmp_path / "site" / "site.json").read_text())["openings"] == ["The cat", "A dog"]
+    refused(xl("web", artefacts["ring"], "--opening", "日", *options, "--force"), "日")
+
+
+def test_the_picture_of_a_link_is_of_the_model(artefacts: dict[str, Path]) -> None:
+    """Each token is a bar that is as long as its text, in one of the colours of the page."""
+    ours, another = (picture_of(artefacts["ring"], opening) for opening in ("The cat", "A dog or two"))
+    assert ours != another
+    size, data = struct.unpack(">II", ours[16:24]), ours.index(b"IDAT") + 4
+    assert size == (1200, 630)
+    rows = np.frombuffer(zlib.decompressobj().decompress(ours[data:]), np.uint8).reshape(630, 1 + 3 * 1200)
+    first = rows[MARGIN + BAR // 2, 1:].reshape(1200, 3)
+    paper = (first == first[0]).all(axis=1)
+    assert paper[:MARGIN].all()
+    assert not paper[MARGIN : MARGIN + 9].any(), "T"
+    assert paper[MARGIN + 3 * CHARACTER : MARGIN + 4 * CHARACTER].all(), "the blank before cat"
+
+
 def test_a_model_with_an_odd_name_is_found(
     artefacts: dict[str, Path], node_modules: Path, tmp_path: Path
 ) -> None:
@@ -113,7 +146,7 @@ def test_every_file_that_the_page_names_is_there(tmp_path: Path) -> None:
     """Imports of modules and addresses in the page, all of them relative: no other server is named."""
     copy_page(tmp_path)
     page = (tmp_path / "index.html").read_text()
-    named = [tmp_path / name for name in re.findall(r'(?:src|href|content)="(page/[^"#]+)"', page)]
+    named = [tmp_path / name for name in re.findall(r'(?:src|href)="(page/[^"#]+)"', page)]
     for script in tmp_path.rglob("*.js"):
         text = script.read_text(encoding="utf-8")
         named += [

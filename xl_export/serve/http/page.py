@@ -9,11 +9,11 @@ from starlette.responses import FileResponse, HTMLResponse, Response
 from xl_export.serve.http.base.context import RequestContext
 from xl_export.serve.http.base.endpoint import Endpoints
 from xl_export.serve.http.base.errors import RefusedError
-from xl_export.web.files import INDEX, PAGE, web_files
+from xl_export.web.files import INDEX, PAGE, introduced, web_files
 
-# The same page as `xl-export web`, with another back end, and without the introduction of the demo.
+# The same page as `xl-export web`, with another back end, and without what links to it show.
 BACK_END = ('data-back-end="worker"', 'data-back-end="server"')
-INTRODUCTION = re.compile("<title>.*?(?=<link)", re.DOTALL)
+FOR_LINKS = re.compile("<meta property.*?(?=<link)", re.DOTALL)
 TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml", ".png": "image/png"}
 HEADERS = {
     "content-security-policy": (
@@ -35,7 +35,8 @@ ENDPOINTS = Endpoints()  # open: they need no API key, and what the page asks fo
 async def index(request: RequestContext) -> Response:
     """The page itself."""
     document = (FOLDER / INDEX).read_text(encoding="utf-8").replace(*BACK_END)
-    return HTMLResponse(INTRODUCTION.sub("<title>xl-export</title>\n", document), headers=HEADERS)
+    document = introduced(document, title="xl-export")
+    return HTMLResponse(FOR_LINKS.sub("", document), headers=HEADERS)
 
 
 @ENDPOINTS.add("GET", "/page/{name}", is_open=True, described=False)
