@@ -5,7 +5,6 @@ On a terminal that is a line that changes and disappears at the end; in a log, a
 
 from __future__ import annotations
 
-import shutil
 import sys
 import threading
 import time
@@ -120,6 +119,8 @@ class _Line:
     def draw(self, text: str) -> None:
         with self._drawing:
             if self.live and self._open and self._open[-1] is self:
+                import shutil  # takes milliseconds, which only a terminal has to pay
+
                 # Blanks replace the rest of the last text: commands print no control characters but \r. The
                 # cursor returns to the first column, so that what others print replaces the line.
                 text = text[: shutil.get_terminal_size().columns - 1]
