@@ -51,7 +51,7 @@ void refuse_unfit(const Spec& spec, std::size_t length, const Memory& memory) {
   if (spec.fixed_rows && (memory.batch() != spec.fixed_rows || (!any_count && length != segment)))
     throw Error(Fault::stream,
                 "the step has " + std::to_string(batch) + " rows of " + std::to_string(length) +
-                    " tokens, and this artefact was traced for exactly " + std::to_string(spec.fixed_rows) +
+                    " tokens, and this artefact was exported for exactly " + std::to_string(spec.fixed_rows) +
                     " rows of " + (any_count ? "1 to " : "") + std::to_string(segment) + "; feed that.");
   const std::string broken = "this artefact does not keep the promise `";
   if (spec.without.count("rows") && batch > 1)

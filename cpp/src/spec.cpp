@@ -283,8 +283,7 @@ Tensors refuse_contradictions(const Spec& spec, const json::Value& document, con
              spec.mean_tolerance != std::max(limits.items[2].number(), roundings * spec.mean_rounding),
          "its answers or tolerances do not follow from its precision");
   const std::vector<json::Value>& counts = document.at("fixed_tokens").items;
-  const bool sizes = spec.fixed_rows || !counts.empty();
-  refuse(graph && (own || !words || !spec.without.empty() || sizes || spec.rounding + spec.mean_rounding > 0),
+  refuse(graph && (own || !words || !spec.without.empty() || spec.rounding + spec.mean_rounding > 0),
          "its graph was written, and has what only traced ones have");
   const bool ascending = counts.size() == spec.fixed_tokens.size() &&
                          std::is_sorted(counts.begin(), counts.end(), [](const auto& a, const auto& b) {

@@ -241,8 +241,8 @@ def _refuse_unfit(session: Session, memory: Memory, batch: int, segment: int) ->
     if fixed is not None and (batch != fixed or not (any_count or segment == session.rule.segment)):
         raise StreamError(
             f"the step has {counted(batch, 'row')} of {counted(segment, 'token')}, and this artefact was "
-            f"traced for exactly {counted(fixed, 'row')} of {'at most ' * any_count}{session.rule.segment}; "
-            "feed that, or trace it without `rows`."
+            f"exported for exactly {counted(fixed, 'row')} of {'at most ' * any_count}"
+            f"{session.rule.segment}; feed that, or export it without `rows`."
         )
 
 

@@ -260,7 +260,7 @@ class Spec:
             return f"in {self.form} memory, unlike a ring, all rows of a step have the same number of tokens"
         if self.fixed_rows is not None:
             rows = counted(self.fixed_rows, "row")
-            return f"this artefact was traced for exactly {rows} that advance together"
+            return f"this artefact was exported for exactly {rows} that advance together"
         for promise in self.without:
             if promise in ("unequal", "rows"):
                 return f"this artefact does not keep the promise `{promise}` ({PROMISES[promise]})"
@@ -522,9 +522,8 @@ def read_spec(path: Path) -> Spec:
     vocab = [VOCAB] if spec.language_model else []
     needed = (*GRAPH_FILES[spec.storage], *spec.token_graphs.values(), *vocab, REFERENCE, ANSWERS)
     missing = [name for name in needed if name not in spec.files]
-    sizes = spec.fixed_rows or spec.fixed_tokens
     rounding = spec.rounding or spec.mean_rounding
-    traced = spec.form == "own" or not spec.language_model or spec.without or sizes or rounding
+    traced = spec.form == "own" or not spec.language_model or spec.without or rounding
     # The readers in C++ and JavaScript have the same rules.
     contradictions = {
         "its inputs, outputs, answers or tolerances do not follow from its model and precision": spec

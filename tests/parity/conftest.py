@@ -35,6 +35,7 @@ def model(
         "words, adaptive softmax": (words, ARCHITECTURES["adaptive-softmax"], {"memory": "shift"}),
         "bytes, groups of heads": (ByteVocab(), ARCHITECTURES["all-attention-groups"], {}),
         "subwords, zeros": (subwords(byte_level()), {"rule": UNSEEN}, {}),
+        "fixed sizes": (ByteVocab(), {}, {"rows": 1, "tokens": (1, 8)}),
         "empty weights": (IdsVocab(SMALLEST["vocab_size"]), SMALLEST, {}),
         "empty weights, hidden": (IdsVocab(SMALLEST["vocab_size"]), SMALLEST, {"memory": "hidden"}),
     }

@@ -67,7 +67,7 @@ def test_a_graph_of_fixed_sizes_takes_no_other_step(
     assert program.ask("check")["passed"]
     program.ask("start", stream="a", rows=2)
     refused = program.refusal("step by name", stream="a", inputs=flat(observed(2, 1, 0)))
-    assert f"traced for exactly 2 rows of {T}" in refused
+    assert f"exported for exactly 2 rows of {T}" in refused
 
 
 def test_graphs_of_fixed_sizes_are_chosen_by_the_length_of_a_step(

@@ -69,6 +69,19 @@ def test_libraries_answer_as_the_naive_reference(
     assert reference(name).check(program, tmp_path).keys() >= BATCHES
 
 
+@pytest.mark.parametrize("language", ["cpp", "javascript"])
+def test_libraries_choose_among_graphs_of_fixed_sizes(
+    language: str, model: Callable[[str], Path], request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    program: Program = request.getfixturevalue(language)
+    for name in ("python", "own"):
+        (tmp_path / name).mkdir()
+    artefact = model("fixed sizes")
+    steps = Reference.of_steps(artefact, tmp_path / "python", rows=1)
+    program.ask("open", model=str(artefact))
+    assert steps.check(program, tmp_path / "own").keys() >= {"check", "step"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("language", ["cpp", "javascript"])
 def test_a_padded_vocabulary_passes_its_check(

@@ -108,8 +108,7 @@ function contradiction(spec) {
   const { inputs, outputs } = isLanguageModel(spec) ? languageModelTensors(model) : given;
   const state = stateTensors(spec);
   const after = state.map(({ present, dtype, shape }) => ({ name: present, dtype, shape }));
-  const sizes = rows || counts.length;
-  const traced = own || !isLanguageModel(spec) || without.length || sizes || rounding || mean_rounding;
+  const traced = own || !isLanguageModel(spec) || without.length || rounding || mean_rounding;
   const ascending = counts.every(
     (/** @type {number} */ n, /** @type {number} */ i) => !i || counts[i - 1] < n,
   );

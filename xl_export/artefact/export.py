@@ -42,7 +42,7 @@ from trainer.model.config import ModelConfig
 from trainer.run.checkpoint import Run, load_run
 from trainer.run.history import history_of
 from trainer.run.session import ProjectedTorchSession
-from xl_export.artefact.options import ExportOptions
+from xl_export.artefact.options import ExportOptions, fixed_tokens
 from xl_export.artefact.pack import refuse_too_many
 from xl_export.artefact.quality import held_out
 from xl_export.artefact.write import (
@@ -53,7 +53,7 @@ from xl_export.artefact.write import (
     stamp,
     write_artefact,
 )
-from xl_export.graph import cuda, fused_cpu, web
+from xl_export.graph import cuda, fixed, fused_cpu, web
 from xl_export.graph.ops import OPSETS, save_graph, save_model
 from xl_export.graph.quantise import lowered
 from xl_export.graph.step import StepGraph
@@ -86,7 +86,8 @@ def export(
     - precision, memory_precision: of the weights and of the memory. None is fp32, or fp16 for TensorRT.
     - text: held-out text on which the loss of a lower precision is measured; None is the test text of the
       run, or one that the model draws.
-    - rows, tokens: as in `xl_export.trace`, with exporter `trace`.
+    - rows, tokens: fix the sizes, as in `xl_export.trace`. The graph has plain operators that converters for
+      other runtimes know (`xl_export/graph/fixed.py`).
     - attention: `plugin` is what `--attention-as` calls node, and `native` what it calls operators.
     - storage: `external` writes the weights next to the graph, `single-file` into it, and `ort` writes both
       in ONNX Runtime's own format, for mobile (`xl_export/artefact/pack.py`).
@@ -119,10 +120,12 @@ def export(
         rows=rows,
         tokens=tokens,
     ).precisions
+    if exporter == "trace" and (rows is not None or tokens is not None):
+        raise ConfigError("--rows and --tokens write the graph node by node; leave out --exporter trace.")
     trained = load_run(run)
     refuse_too_many(trained.model.facts().parameters, storage, precision)
     chosen = rule or trained.config.evaluation
-    form = form_for(target, memory, chosen, trained.config.model, exporter)
+    form = "shift" if rows else form_for(target, memory, chosen, trained.config.model, exporter)
     spec = make_spec(trained, chosen, form, target, precision, memory_precision)
     history = history_of(run, trained.config)
     spec = dataclasses.replace(
@@ -135,25 +138,19 @@ def export(
     if attention == "plugin" and target == "onnxruntime":
         cuda.refuse_unfit(spec, trained.config.model)
         others.append(CUDA_GRAPH)
+    if rows is not None:
+        spec = dataclasses.replace(spec, opset=fixed.OPSET, fixed_rows=rows)
+        spec = dataclasses.replace(spec, fixed_tokens=fixed_tokens(spec, rows, tokens)).completed()
     if exporter == "trace":
-        # torch.export is slow to import.
-        from xl_export.artefact.traced import fixed_tokens
-
         # Every head has the whole memory, even if it learned a shorter span.
         facts = dataclasses.replace(spec.model, reaches=())
-        spec = dataclasses.replace(
-            spec,
-            model=facts,
-            opset=OPSETS[spec.form],
-            exporter="trace",
-            fixed_rows=rows,
-            fixed_tokens=fixed_tokens(spec, rows, tokens),
-        ).completed()
+        spec = dataclasses.replace(spec, model=facts, opset=OPSETS[spec.form], exporter="trace").completed()
     refuse_needless_text(text, spec)
     refuse_if_too_large(spec)
     measured_on = held_out(run, trained.vocab, text) if spec.lossy else None
     model = trained.model.eval()
     if exporter == "trace":
+        # torch.export is slow to import.
         from xl_export.artefact.traced import TracedGraphs
         from xl_export.tracing.module import ModuleStep
         from xl_export.tracing.steps import OwnStep
@@ -258,9 +255,13 @@ def write_graphs(
 
         graph = tensorrt_graph(spec, run.config.model, weights, attention=attention or "plugin")
     else:
-        made = (web.WebStep if spec.target == "web" else StepGraph)(spec, run.config.model, weights)
-        graph = lowered(made.build(), spec.precision)
+        kind = web.WebStep if spec.target == "web" else fixed.FixedStep if spec.fixed_rows else StepGraph
+        graph = lowered(kind(spec, run.config.model, weights).build(), spec.precision)
     save_model(stamp(graph, spec, run.vocab), folder)
+    for tokens, name in spec.token_graphs.items():
+        if name != GRAPH:
+            graph = lowered(fixed.FixedStep(spec, run.config.model, weights, tokens).build(), spec.precision)
+            save_graph(stamp(graph, spec, run.vocab), folder / name, weights_of=folder / GRAPH)
     graphs: dict[str, GraphSession | None] = {GRAPH: OrtSession(spec, run.vocab, folder / GRAPH)}
     library = built()
     if FUSED in others:

@@ -16,7 +16,7 @@ from runtimes.base.records import refuse_out_of_range
 from runtimes.contract.engine import Attention
 from runtimes.contract.memory import MAX_BATCH
 from runtimes.contract.precision import MEMORY_PRESETS, QUANTISED, MemoryPrecision, Precision
-from runtimes.contract.spec import Exporter, Storage, Target
+from runtimes.contract.spec import Exporter, Spec, Storage, Target
 from runtimes.contract.tensors import Form
 
 
@@ -92,8 +92,8 @@ class ExportOptions:
         Annotated[int, Range(1, MAX_BATCH, whole=True)] | None,
         Option(
             "--rows",
-            "With --exporter trace, or a model of Hugging Face: fix all sizes, as the accelerators of phones "
-            "need it. Each step has exactly this many rows, of --segment tokens unless --tokens is given.",
+            "Fix all sizes, for phones and runtimes such as MNN: each step has exactly this many rows, of "
+            "--segment tokens unless --tokens is given. The memory is then shift.",
         ),
     ] = None
     tokens: Annotated[
@@ -109,8 +109,10 @@ class ExportOptions:
         refuse_out_of_range(self)
         if self.exporter == "trace":
             self._refuse_untraceable()
-        elif self.rows is not None or self.tokens is not None:
-            raise ConfigError("--rows and --tokens are for a traced graph; give --exporter trace.")
+        elif self.rows is not None:
+            self._refuse_unfixable()
+        elif self.tokens is not None:
+            raise ConfigError("--tokens is for a graph whose sizes are fixed; give --rows, or leave it out.")
         if self.attention and self.target == "web":
             raise ConfigError("--attention-as is not for --target web; leave one of them out.")
         if self.attention == "native" and self.target == "onnxruntime":
@@ -156,6 +158,19 @@ class ExportOptions:
         """Whether each key and value in the memory has a scale."""
         return MEMORY_PRESETS[self.memory_precision or "fp32"].scaled
 
+    def _refuse_unfixable(self) -> None:
+        """Raises ConfigError for what a written graph of fixed sizes cannot have."""
+        if self.target != "onnxruntime":
+            raise ConfigError(
+                f"--rows fixes the sizes of a graph, and --target {self.target} needs sizes that vary; leave "
+                "out one of them."
+            )
+        if self.memory not in (None, "shift"):
+            raise ConfigError(
+                f"--rows is for memory that moves at each step, and --memory is {self.memory}; give --memory "
+                "shift, or leave one of them out."
+            )
+
     def _refuse_untraceable(self) -> None:
         """Raises ConfigError for what a traced step cannot have. Its memory has no scales, and quantised
         weights in a graph for engines need the names of the layers' matrices, which a trace lacks.
@@ -179,3 +194,54 @@ class ExportOptions:
             raise ConfigError(
                 f"a traced step has no scales for memory in {self.memory_precision}; give memory in fp16."
             )
+
+
+def fixed_tokens(
+    spec: Spec, rows: int | None, tokens: Collection[int] | None, step_tokens: int | None = None
+) -> tuple[int, ...]:
+    """The numbers of tokens that get a graph of their own; empty if there is one graph.
+
+    step_tokens: as in a module. Raises ConfigError if a step of the spec cannot have so many rows, or be cut
+    into steps of these numbers of tokens.
+    """
+    T = spec.rule.segment
+    if rows is not None and spec.model.selective:
+        raise ConfigError(
+            f"rows is {rows}, and a vocabulary of {spec.model.vocab_size} tokens needs a graph whose sizes "
+            "vary; leave rows out."
+        )
+    fix = "leave tokens out"
+    if tokens is None:
+        if step_tokens is None or step_tokens >= T:
+            return ()
+        tokens = (1, T)
+        fix = f"give a rule with segment={step_tokens}"
+    given = tokens if isinstance(tokens, Collection) else [tokens]
+    if set(given) == {T} and (rows is not None or T == 1):
+        return ()
+    if not all(isinstance(count, int) and 1 <= count <= T for count in given) or not {1, T} <= set(given):
+        raise ConfigError(
+            f"tokens is {listed(given)} and segment is {T}; expected 1, {T} and perhaps numbers between them"
+            f"{'' if rows is None else f', or only {T}'}."
+        )
+    counts = tuple(sorted(set(given)))
+    if step_tokens and (uneven := [n for n in counts if n > step_tokens and n % step_tokens]):
+        raise ConfigError(
+            f"the module has step_tokens={step_tokens}, of which {uneven[-1]} is no multiple; give a segment "
+            "that is."
+        )
+    if not spec.rule.cuts_change_nothing:
+        raise ConfigError(
+            f"tokens is {listed(counts)}, so a session cuts steps, and under the mask {spec.rule.mask} the "
+            f"answers depend on the cuts; give the mask same-length, or {fix}."
+        )
+    if spec.target == "tensorrt" or spec.storage != "external":
+        other = "target is tensorrt" if spec.target == "tensorrt" else f"storage is {spec.storage}"
+        raise ConfigError(
+            f"tokens is {listed(counts)} and {other}, which has one graph; leave one of them out, or {fix}."
+        )
+    return counts
+
+
+def listed(counts: Collection[int]) -> str:
+    return ", ".join(map(str, counts))

@@ -28,7 +28,7 @@ from runtimes.contract.tensors import AnyForm
 from runtimes.contract.vocabulary import Vocab
 from runtimes.contract.vocabulary.files import vocab_from_file
 from runtimes.sessions.onnx_runtime import OrtSession
-from xl_export.artefact.options import ExportOptions
+from xl_export.artefact.options import ExportOptions, fixed_tokens, listed
 from xl_export.artefact.original import Original, OriginalStreams
 from xl_export.artefact.quality import first_tokens
 from xl_export.artefact.write import (
@@ -86,8 +86,8 @@ def trace(
     - without: the promises that the module may break, of `runtimes.contract.promises.PROMISES`. The artefact
       lists those that it does break, and every runtime refuses to rely on them.
     - rows: the graph gets no sizes that vary: every step has so many rows, and `rule.segment` tokens in each.
-      The module is called with no other number of rows. Phones accelerate only such graphs, and some modules
-      can be traced only so. None lets both vary.
+      The module is called with no other number of rows. Some modules can be traced only so, and some
+      accelerators need it. None lets both vary.
     - tokens: several numbers of tokens, from 1 to `rule.segment`, such as (1, 16): a graph for each, over one
       file of weights. A step then has any number of tokens up to the segment, and a session computes it by
       the largest graphs that fit. None is (1, `rule.segment`) for a module whose `step_tokens` are fewer than
@@ -160,7 +160,7 @@ def trace(
             )
         if "cuts" in unkept and spec.fixed_tokens:
             raise ConfigError(
-                f"tokens is {_listed(spec.fixed_tokens)}, so a session cuts steps, and the answers of "
+                f"tokens is {listed(spec.fixed_tokens)}, so a session cuts steps, and the answers of "
                 f"{step.name} depend on the cuts (without has `cuts`); leave tokens out."
             )
         if drift := drift_of(step, rule, spec.form):
@@ -270,57 +270,6 @@ def module_spec(step: ModuleStep, vocab: Vocab | None, rule: MemoryRule, memory:
         inputs=inputs,
         outputs=outputs,
     ).completed()
-
-
-def fixed_tokens(
-    spec: Spec, rows: int | None, tokens: Collection[int] | None, step_tokens: int | None = None
-) -> tuple[int, ...]:
-    """The numbers of tokens that get a graph of their own; empty if there is one graph.
-
-    step_tokens: as in a module. Raises ConfigError if a step of the spec cannot have so many rows, or be cut
-    into steps of these numbers of tokens.
-    """
-    T = spec.rule.segment
-    if rows is not None and spec.model.selective:
-        raise ConfigError(
-            f"rows is {rows}, and a vocabulary of {spec.model.vocab_size} tokens needs a graph whose sizes "
-            "vary; leave rows out."
-        )
-    fix = "leave tokens out"
-    if tokens is None:
-        if step_tokens is None or step_tokens >= T:
-            return ()
-        tokens = (1, T)
-        fix = f"give a rule with segment={step_tokens}"
-    given = tokens if isinstance(tokens, Collection) else [tokens]
-    if set(given) == {T} and (rows is not None or T == 1):
-        return ()
-    if not all(isinstance(count, int) and 1 <= count <= T for count in given) or not {1, T} <= set(given):
-        raise ConfigError(
-            f"tokens is {_listed(given)} and segment is {T}; expected 1, {T} and perhaps numbers between them"
-            f"{'' if rows is None else f', or only {T}'}."
-        )
-    counts = tuple(sorted(set(given)))
-    if step_tokens and (uneven := [n for n in counts if n > step_tokens and n % step_tokens]):
-        raise ConfigError(
-            f"the module has step_tokens={step_tokens}, of which {uneven[-1]} is no multiple; give a segment "
-            "that is."
-        )
-    if not spec.rule.cuts_change_nothing:
-        raise ConfigError(
-            f"tokens is {_listed(counts)}, so a session cuts steps, and under the mask {spec.rule.mask} the "
-            f"answers depend on the cuts; give the mask same-length, or {fix}."
-        )
-    if spec.target == "tensorrt" or spec.storage != "external":
-        other = "target is tensorrt" if spec.target == "tensorrt" else f"storage is {spec.storage}"
-        raise ConfigError(
-            f"tokens is {_listed(counts)} and {other}, which has one graph; leave one of them out, or {fix}."
-        )
-    return counts
-
-
-def _listed(counts: Collection[int]) -> str:
-    return ", ".join(map(str, counts))
 
 
 @dataclass

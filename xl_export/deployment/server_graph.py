@@ -70,8 +70,8 @@ def sequence_graph(model: ir.Model, spec: Spec) -> SequenceGraph:
         )
     if spec.fixed_rows is not None:
         raise ConfigError(
-            f"the artefact was traced for exactly {counted(spec.fixed_rows, 'row')}, and Triton Inference "
-            "Server steps a varying number of streams; trace it without `rows`."
+            f"the artefact was exported for exactly {counted(spec.fixed_rows, 'row')}, and Triton Inference "
+            "Server steps a varying number of streams; export it without `rows`."
         )
     dropped = {POSITIONS, "logit_rows"}
     inputs = [fact for fact in spec.signature[0] if fact.name not in dropped]

@@ -23,7 +23,7 @@ from trainer.model.config import ModelConfig
 from trainer.model.terms import ModelTerms
 from xl_export.graph.layers import Layers, Weights
 from xl_export.graph.ops import TYPES, Ops, graph_input
-from xl_export.graph.visibility import StepMask, make_mask
+from xl_export.graph.visibility import KeyMask, StepMask, make_mask
 
 COMPUTED: MemoryType = "float32"  # the type of everything but memory
 MAX_BYTE = np.float32(127)  # the largest byte; -128 is not used
@@ -45,13 +45,18 @@ class Group:
 class MemoryLayers(Layers):
     """Writes a layer's queries, keys and values, and its memory tensors, in the spec's form of memory."""
 
-    def __init__(self, spec: Spec, config: ModelConfig, weights: Weights) -> None:
+    def __init__(self, spec: Spec, config: ModelConfig, weights: Weights, tokens: int | None = None) -> None:
+        """tokens: as in `Spec.graph_shape`."""
         super().__init__(config, weights)
         self.spec = spec
         self.rule = spec.rule
         self.terms = ModelTerms(config, weights, spec.rule)
-        self.inputs = {facts.name: graph_input(facts) for facts in spec.inputs}
-        self.masks: dict[int, StepMask] = {}
+        sized_inputs, self.outputs = (
+            [dataclasses.replace(fact, shape=spec.graph_shape(fact, tokens)) for fact in facts]
+            for facts in (spec.inputs, spec.outputs)
+        )
+        self.inputs = {fact.name: graph_input(fact) for fact in sized_inputs}
+        self.masks: dict[int, KeyMask] = {}
 
     def with_rules(self, layer: int, groups: Sequence[HeadGroup]) -> list[Group]:
         """The layer's groups of heads with their rules."""
@@ -60,13 +65,13 @@ class MemoryLayers(Layers):
             for group in groups
         ]
 
-    def mask_of(self, group: Group) -> StepMask:
+    def mask_of(self, group: Group) -> KeyMask:
         """The mask of a group. All groups with the same memory length share it."""
         if group.rule.mem_len not in self.masks:
             self.masks[group.rule.mem_len] = self.new_mask(group.rule)
         return self.masks[group.rule.mem_len]
 
-    def new_mask(self, rule: MemoryRule) -> StepMask:
+    def new_mask(self, rule: MemoryRule) -> KeyMask:
         """The mask of heads with this rule, in new nodes."""
         return make_mask(self.op, self.inputs, rule, self.terms.rows(rule), circular=self.spec.circular)
 
@@ -142,7 +147,6 @@ class MemoryLayers(Layers):
         It appends the memory after the step to `present`.
         """
         op = self.op
-        mask = self.mask_of(group)
         name = f"past_key_values.{group.name}.{kind}"
         past = self.inputs[name]
         if self.spec.scaled_memory:
@@ -159,14 +163,31 @@ class MemoryLayers(Layers):
             context = op.Concat(past, self.to_memory(new), axis=2)
             present.append(self.last_of(context, group.rule.mem_len, axis=2))
             kept = self.from_memory(context)
-        if mask.before_start is not None:
-            kept = op.Where(mask.before_start, op.constant(self.initial(group, kind)), kept)
-        return kept
+        return self.begun(group, kind, kept)
+
+    def begun(self, group: Group, kind: str, kept: ir.Value) -> ir.Value:
+        """Keys or values [B, h, J, K], in which those from before the stream began are of hidden states of
+        zero if the mask does not hide them.
+        """
+        op = self.op
+        before_start = self.mask_of(group).before_start
+        return (
+            kept
+            if before_start is None
+            else op.Where(before_start, op.constant(self.initial(group, kind)), kept)
+        )
 
     def write_ring(self, group: Group, past: ir.Value, new: ir.Value) -> ir.Value:
         """The ring [B, h, S, K] after the step, with the segment's vectors [B, h, T, K] in their slots."""
         mode = "linear" if self.spec.linear_ring else "circular"
-        return self.op.TensorScatter(past, new, self.mask_of(group).write_at, axis=2, mode=mode)
+        return self.op.TensorScatter(past, new, self.write_at(group), axis=2, mode=mode)
+
+    def write_at(self, group: Group) -> ir.Value:
+        """The first slot of a group's ring to write, int64 [B]."""
+        mask = self.mask_of(group)
+        assert isinstance(mask, StepMask), "only graphs whose sizes vary have rings"
+        assert mask.write_at is not None, "the mask of a ring has the slots"
+        return mask.write_at
 
     def to_memory(self, x: ir.Value) -> ir.Value:
         """x in the type of the memory tensors."""

@@ -80,7 +80,7 @@ class Ops:
         self,
         inputs: list[ir.Value],
         outputs: list[ir.Value],
-        facts: tuple[TensorSpec, ...],
+        facts: Sequence[TensorSpec],
         *,
         opset: int,
         domains: Mapping[str, int] = MappingProxyType({}),

@@ -19,6 +19,26 @@ from xl_export.graph.layers import Layers
 LEAST_SCORE = np.float32(-(2.0**100))
 
 
+def attend_in_products(
+    layers: Layers,
+    key: ir.Value,
+    value: ir.Value,
+    *,
+    content: ir.Value,
+    bias: ir.Value,
+    sees: ir.Value | None,
+) -> ir.Value:
+    """Returns the answers [B, h, T, K] of plain attention, without the operator Attention.
+
+    The arguments are those of `attend_by_parts`. sees: float [B, 1, T, 1], 0 for queries without visible
+    keys, whose answers are then 0; None if all queries see a key.
+    """
+    op = layers.op
+    scores = op.Add(op.MatMul(content, op.Transpose(key, perm=[0, 1, 3, 2])), bias)
+    answer = op.MatMul(op.Softmax(scores, axis=-1), value)
+    return answer if sees is None else op.Mul(answer, sees)
+
+
 def attend_by_parts(
     layers: Layers,
     key: ir.Value,

@@ -28,6 +28,9 @@ from xl_export.graph.memory import Group, MemoryLayers
 from xl_export.graph.ops import remove_unused_nodes
 from xl_export.graph.persistent import attend_by_parts, attend_persistent, persistent_constants
 from xl_export.graph.tables import bias_table, position_table, query_bias, span_table
+from xl_export.graph.visibility import StepMask
+
+Terms = dict[str, np.ndarray | None]  # of the scores of a group, as `StepGraph.terms_of` returns them
 
 
 class StepGraph(MemoryLayers):
@@ -50,7 +53,7 @@ class StepGraph(MemoryLayers):
         model = op.model(
             list(self.inputs.values()),
             [*head, *present],
-            self.spec.outputs,
+            self.outputs,
             opset=self.spec.opset,
             domains=self.domains,
         )
@@ -76,15 +79,19 @@ class StepGraph(MemoryLayers):
         if vectors is None:
             return x
         table = op.constant(vectors, f"positions.{layer}")
-        rows = len(vectors)
-        if (
-            self.config.from_segment_end
-        ):  # rows T - 1, …, 0, and the last row for what is further from the end
-            one = op.constant(np.array(1))
-            length = op.Squeeze(op.Shape(self.inputs["input_ids"], start=1))
-            back = op.Range(op.Sub(length, one), op.constant(np.array(-1)), op.constant(np.array(-1)))
-            return op.Add(x, op.Gather(table, op.Min(back, op.constant(np.array(rows - 1)))))
-        return op.Add(x, op.Gather(table, op.Mod(self.inputs["position_ids"], op.constant(np.array(rows)))))
+        if self.config.from_segment_end:
+            return op.Add(x, op.Gather(table, self.from_end(len(vectors) - 1)))
+        rows = op.constant(np.array(len(vectors)))
+        return op.Add(x, op.Gather(table, op.Mod(self.inputs["position_ids"], rows)))
+
+    def from_end(self, most: int) -> ir.Value:
+        """How far each token is from the end of the segment, int64 [T]: T - 1, …, 0, and at most `most`."""
+        op = self.op
+        length = op.Squeeze(op.Shape(self.inputs["input_ids"], start=1))
+        back = op.Range(
+            op.Sub(length, op.constant(np.array(1))), op.constant(np.array(-1)), op.constant(np.array(-1))
+        )
+        return op.Min(back, op.constant(np.array(most)))
 
     def block(self, layer: int, x: ir.Value, groups: list[Group], present: list[ir.Value]) -> ir.Value:
         """One layer on x [B, T, D]; appends its memory outputs to `present`."""
@@ -165,25 +172,12 @@ class StepGraph(MemoryLayers):
     def context_attention(self, group: Group, query: ir.Value, key: ir.Value, value: ir.Value) -> ir.Value:
         """Answers [B, h, T, K] of one group's heads to keys and values [B, h, J, K]."""
         op = self.op
-        mask = self.mask_of(group)
-        u, v, table, bias, _ = (
-            self.named_constant(group, x, kind) for kind, x in self.terms_of(group).items()
-        )
-        scores = None  # of distances: [B, h, T, R], or [h, 1, R] without position vectors
-        if table is not None:
-            scores = op.MatMul(query if v is None else op.Add(query, v), table)
-        if bias is not None:
-            scores = bias if scores is None else op.Add(scores, bias)
-        if scores is None:
-            bias_BHTJ = mask.mask
-        else:
-            if table is None:  # GatherElements wants the shape of its indices in all dimensions but the last
-                scores = op.Expand(
-                    scores, op.Concat(op.Shape(query, start=0, end=3), op.constant(np.array([1])), axis=0)
-                )
-            row = mask.row_of(len(group.heads))
-            bias_BHTJ = op.Add(op.GatherElements(scores, row, axis=3), mask.mask)
+        terms = self.terms_of(group)
+        u = self.named_constant(group, terms["u"], "u")
         content = query if u is None else op.Add(query, u)
+        mask = self.mask_of(group).mask
+        scores = self.distance_scores(group, query, terms)
+        bias_BHTJ = mask if scores is None else op.Add(scores, mask)
         persistent = None
         if self.config.sublayers == "all-attention":
             persistent = (query, *persistent_constants(self, group.layer, group.heads))
@@ -196,7 +190,36 @@ class StepGraph(MemoryLayers):
             self, key, value, content=content, bias=bias_BHTJ, persistent=persistent, **gate
         )
 
-    def terms_of(self, group: Group) -> dict[str, np.ndarray | None]:
+    def distance_scores(self, group: Group, query: ir.Value, terms: Terms) -> ir.Value | None:
+        """The part of the scores that depends on distances, by key: [B or 1, h, T, J]; None if no part does.
+
+        terms: of `terms_of`.
+        """
+        op = self.op
+        if terms["position_table"] is None:
+            return None if terms["bias_table"] is None else self.by_key(group, terms, "bias_table", query)
+        v, table, bias = (
+            self.named_constant(group, terms[kind], kind) for kind in ("v", "position_table", "bias_table")
+        )
+        scores = op.MatMul(query if v is None else op.Add(query, v), table)  # [B, h, T, R]
+        scores = scores if bias is None else op.Add(scores, bias)
+        return op.GatherElements(scores, self.row_of(group), axis=3)
+
+    def by_key(self, group: Group, terms: Terms, kind: str, query: ir.Value) -> ir.Value:
+        """A term [h, 1, R] by distance as values [B or 1, h, T, J] by key."""
+        op = self.op
+        # GatherElements wants the shape of its indices in all dimensions but the last.
+        lead = op.Concat(op.Shape(query, start=0, end=3), op.constant(np.array([1])), axis=0)
+        by_distance = op.Expand(self.named_constant(group, terms[kind], kind), lead)
+        return op.GatherElements(by_distance, self.row_of(group), axis=3)
+
+    def row_of(self, group: Group) -> ir.Value:
+        """The row of the tables by distance for every query and key of a group, int32 [B, h, T, J]."""
+        mask = self.mask_of(group)
+        assert isinstance(mask, StepMask), "the mask of this graph has no rows"
+        return mask.row_of(len(group.heads))
+
+    def terms_of(self, group: Group) -> Terms:
         """The terms of a group's scores by the names of their constants; None for what the model lacks."""
         terms = self.terms.layer(group.layer)
         rows = self.terms.rows(group.rule)
@@ -233,11 +256,8 @@ class StepGraph(MemoryLayers):
     def gate(self, group: Group, query: ir.Value) -> ir.Value:
         """m(d) of a group's heads for every query and key, [B, h, T, J]; 0 for keys that are not visible."""
         op = self.op
-        mask = self.mask_of(group)
-        constant = self.named_constant(group, self.terms_of(group)["span_table"], "span_table")
-        lead = op.Concat(op.Shape(query, start=0, end=3), op.constant(np.array([1])), axis=0)
-        by_key = op.GatherElements(op.Expand(constant, lead), mask.row_of(len(group.heads)), axis=3)
-        return op.Mul(by_key, op.Exp(mask.mask))
+        factors = self.by_key(group, self.terms_of(group), "span_table", query)
+        return op.Mul(factors, op.Exp(self.mask_of(group).mask))
 
     def cut(self, x: ir.Value, sizes: list[int]) -> list[ir.Value]:
         """x [B, H, …] cut along the heads."""

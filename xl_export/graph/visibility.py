@@ -12,22 +12,28 @@ from runtimes.contract.rule import MemoryRule
 from xl_export.graph.ops import Ops
 
 
-@dataclass(frozen=True)
-class StepMask:
+@dataclass(frozen=True, kw_only=True)
+class KeyMask:
     """Values that all heads of one memory length share.
 
     J key columns: S for the ring, M + T for the other forms.
     """
 
-    op: Ops
-    batch: ir.Value
     mask: ir.Value  # float [B, 1, T, J]: 0 where a query sees a key, minus infinity where it does not
-    row: ir.Value  # int64 [B, 1, T, J]: the row of the tables by distance for every query and key
     before_start: ir.Value | None
     """bool [B, 1, J, 1]: keys from before the stream began, which are read as hidden states of zero; None if
     the mask hides them.
     """
-    write_at: ir.Value | None  # int64 [B]: the ring's first slot to write; None for the other forms
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepMask(KeyMask):
+    """The mask of a graph whose sizes vary."""
+
+    op: Ops
+    batch: ir.Value
+    row: ir.Value  # int64 [B, 1, T, J]: the row of the tables by distance for every query and key
+    write_at: ir.Value | None = None  # int64 [B]: the ring's first slot to write; None for the other forms
     rows: dict[int, ir.Value] = field(default_factory=dict)
 
     def row_of(self, heads: int) -> ir.Value:
@@ -66,7 +72,14 @@ def make_mask(
     row = op.Clip(distance, op.constant(np.array(0)), op.constant(np.array(rows - 1)))
     seen = visible(op, rule, distance, position, offset)
     mask = op.Where(seen, op.constant(np.float32(0)), op.constant(np.float32(-np.inf)))
-    return StepMask(op, op.Shape(first), mask, row, before_start(op, rule, distance, position), write_at)
+    return StepMask(
+        mask=mask,
+        before_start=before_start(op, rule, distance, position),
+        op=op,
+        batch=op.Shape(first),
+        row=row,
+        write_at=write_at,
+    )
 
 
 def visible(

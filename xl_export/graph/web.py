@@ -24,15 +24,15 @@ from runtimes.contract.rule import MemoryRule
 from xl_export.graph.head import selected_densely
 from xl_export.graph.memory import Group
 from xl_export.graph.ops import Ops
-from xl_export.graph.persistent import LEAST_SCORE
-from xl_export.graph.step import StepGraph
+from xl_export.graph.persistent import LEAST_SCORE, attend_in_products
+from xl_export.graph.step import StepGraph, Terms
 from xl_export.graph.visibility import StepMask, before_start, visible
 
 OPSET = 21
 LAST_AXIS = np.array([3])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class WebMask(StepMask):
     """The mask of a step in floats; `mask` has `LEAST_SCORE` where a query does not see a key."""
 
@@ -59,7 +59,7 @@ class WebStep(StepGraph):
         placed = op.MatMul(mask.one_hot, self.from_memory(new))
         return op.Where(mask.written, self.to_memory(placed), past)
 
-    def terms_of(self, group: Group) -> dict[str, np.ndarray | None]:
+    def terms_of(self, group: Group) -> Terms:
         terms = super().terms_of(group)
         bias = terms["bias_table"]
         return terms | {"bias_table": None if bias is None else np.maximum(bias, LEAST_SCORE)}
@@ -67,12 +67,9 @@ class WebStep(StepGraph):
     def attend(
         self, group: Group, query: ir.Value, key: ir.Value, value: ir.Value, bias: ir.Value
     ) -> ir.Value:
-        op = self.op
         mask = self.mask_of(group)
         assert isinstance(mask, WebMask)
-        scores = op.Add(op.MatMul(query, op.Transpose(key, perm=[0, 1, 3, 2])), bias)
-        answer = op.MatMul(op.Softmax(scores, axis=-1), value)
-        return answer if mask.sees is None else op.Mul(answer, mask.sees)
+        return attend_in_products(self, key, value, content=query, bias=bias, sees=mask.sees)
 
 
 def make_mask(
@@ -109,7 +106,16 @@ def make_mask(
         sees = op.ReduceMax(op.Where(seen, one, zero), op.constant(LAST_AXIS))
     before = before_start(op, rule, distance, position)
     mask = op.Where(seen, zero, op.constant(LEAST_SCORE))
-    return WebMask(op, op.Shape(first), mask, row, before, None, one_hot=one_hot, written=written, sees=sees)
+    return WebMask(
+        mask=mask,
+        before_start=before,
+        op=op,
+        batch=op.Shape(first),
+        row=row,
+        one_hot=one_hot,
+        written=written,
+        sees=sees,
+    )
 
 
 def _counted(op: Ops, count: ir.Value) -> ir.Value:

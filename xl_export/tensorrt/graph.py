@@ -70,9 +70,7 @@ class _OperatorStep(_EngineStep):
         attributes |= {"mem_len": group.rule.mem_len, "heads": len(group.heads)}
         name = NAME
         if self.spec.circular:
-            slot = self.mask_of(group).write_at
-            assert slot is not None, "the mask of a ring has the slots"
-            inputs.append(self.op.Cast(slot, to=ir.DataType.INT32))
+            inputs.append(self.op.Cast(self.write_at(group), to=ir.DataType.INT32))
             attributes["slots"] = group.rule.slots
             name = RING_NAME
         inputs.append(self.inputs["position_ids"])

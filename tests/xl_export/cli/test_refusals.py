@@ -140,7 +140,11 @@ EXPORT = [
         ("--attention-as node --memory shift", "memory --attention-as"),
         ("--attention-as node --single-file", "single-file external"),
         ("--exporter trace --target tensorrt --attention-as node", "--attention-as --exporter"),
-        ("--rows 1", "--rows --tokens --exporter"),
+        # fixed sizes
+        ("--rows 1 --memory ring", "--rows --memory"),
+        ("--rows 1 --target web", "--rows --target"),
+        ("--rows 1 --exporter trace", "--rows --exporter"),
+        ("--tokens 1,8", "--tokens --rows"),
         *((f"--exporter trace --target tensorrt --precision {p}", f"TensorRT {p}") for p in ("int8", "int4")),
         # memory in int8
         ("--memory-precision int8 --memory shift", "int8 shift"),

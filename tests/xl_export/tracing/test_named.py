@@ -342,7 +342,7 @@ def test_a_graph_may_have_fixed_sizes(module_artefact: Callable[[str], Path], tm
     right = by_hand(modules.Policy(), inputs, [T] * 5)
     assert same(run(session, inputs, session.start(2), [T] * 5), right)
     for rows, count in ((1, T), (2, 1)):
-        with pytest.raises(UserError, match=f"traced for exactly 2 rows of {T}"):
+        with pytest.raises(UserError, match=f"exported for exactly 2 rows of {T}"):
             session.step(observed(rows, count), session.start(rows))
 
 

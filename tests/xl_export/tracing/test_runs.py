@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import torch
-from onnxruntime.tools.mobile_helpers.usability_checker import check_coreml_partitions
 
-from runtimes import Sampler, check, generate, open_session
+from runtimes import check, open_session
 from runtimes.base.errors import UserError
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import GRAPH, load_spec
@@ -55,24 +52,6 @@ def compare_answers(run: Path, traced: Path, written: Path, tokens: np.ndarray) 
     assert load_spec(written).exporter == "graph"
     assert load_spec(written).identity != spec.identity
     assert check(traced).max_difference < 1e-4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("form", "share"), [("shift", 0.85), ("ring", 0.75)])
-def test_engines_of_phones_accept_a_graph_of_fixed_sizes(
-    run: Path, form: Form, share: float, tmp_path: Path
-) -> None:
-    """As `python -m onnxruntime.tools.check_onnx_model_mobile_usability` counts for CoreML."""
-    rule = dataclasses.replace(load_run(run).config.evaluation, segment=1)
-    artefact = export(run, tmp_path / "a", exporter="trace", memory=form, rule=rule, rows=1)
-    assert check(artefact).passed
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    options.optimized_model_filepath = str(artefact / "optimised.onnx")
-    onnxruntime.InferenceSession(artefact / GRAPH, options, providers=["CPUExecutionProvider"])
-    graph = onnx.shape_inference.infer_shapes(onnx.load(artefact / "optimised.onnx"))
-    found = check_coreml_partitions(graph, True, "coreml_supported_mlprogram_ops.md")
-    assert found.num_supported_nodes >= share * found.num_nodes
 
 
 @pytest.mark.slow
@@ -169,33 +148,6 @@ def test_steps_of_ours_do_not_drift(
     rule = run.config.evaluation
     step = ModuleStep(OwnStep(run.model.eval(), rule, form).eval())
     assert drift_of(step, rule, form, period=run.config.model.context or 1) is None
-
-
-def test_a_text_is_fed_by_two_graphs_over_one_file_of_weights(
-    make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
-) -> None:
-    run, artefact = make_run(layers=1), tmp_path / "artefact"
-    result = xl("export", run, "--out", artefact, "--exporter", "trace", "--rows", "1", "--tokens", "1,4")
-    assert "is ready: ring memory, memory 16, segment 4" in result.stdout
-    stored = [
-        {
-            x.name: x.external_data
-            for x in onnx.load(artefact / name, load_external_data=False).graph.initializer
-        }
-        for name in (GRAPH, "step.1.onnx")
-    ]
-    outside = {name: data for name, data in stored[0].items() if data}
-    assert outside
-    assert {name: stored[1][name] for name in outside} == outside
-    fed, text = tokens[None, :90], "The memory"
-    sides = [open_session(each).with_rule(load_spec(artefact).rule) for each in (run, artefact)]
-    one, other = (feed(session, fed, [4, 3, 1, 4, 4, 2] * 5)[0] for session in sides)
-    assert np.abs(one - other).max() < 1e-4
-    written = [
-        "".join(piece.text for piece in generate(each, [text], max_tokens=20, sampler=Sampler(temperature=0)))
-        for each in sides
-    ]
-    assert written[0] == written[1]
 
 
 @pytest.mark.slow

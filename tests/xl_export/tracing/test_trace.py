@@ -137,7 +137,7 @@ def test_texts_keep_their_scores_if_answers_count_from_the_segment_end(tmp_path:
     ("changes", "message"),
     [
         ({"without": ("unequal",)}, "does not keep the promise `unequal`"),
-        ({"fixed_rows": 2}, "traced for exactly 2 rows"),
+        ({"fixed_rows": 2}, "exported for exactly 2 rows"),
     ],
 )
 def test_a_ring_whose_rows_advance_together_says_why(

@@ -254,13 +254,13 @@ def refuse_fixed_sizes(session: Session) -> None:
         return
     if spec.language_model and spec.fixed_rows == 1 and spec.rule.segment > 1 and not spec.fixed_tokens:
         raise StreamError(
-            f"this artefact was traced for exactly {spec.rule.segment} tokens, and a server draws one at a "
-            f"time; trace it with tokens=(1, {spec.rule.segment}) too."
+            f"this artefact was exported for exactly {spec.rule.segment} tokens, and a server draws one at a "
+            f"time; export it with tokens=(1, {spec.rule.segment}) too."
         )
     if spec.fixed_rows > 1:
         raise StreamError(
-            f"this artefact was traced for exactly {spec.fixed_rows} rows, and a server steps as "
-            "many streams as there are; trace it with rows=1, or without `rows`."
+            f"this artefact was exported for exactly {spec.fixed_rows} rows, and a server steps as "
+            "many streams as there are; export it with rows=1, or without `rows`."
         )
 
 

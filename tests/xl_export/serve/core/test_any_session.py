@@ -124,7 +124,7 @@ def test_a_traced_module_is_served(sizes: dict[str, Any], fast_traces: None, tmp
 
 def test_a_module_of_several_rows_at_once_is_refused(fast_traces: None, tmp_path: Path) -> None:
     session = open_session(trace(Gru(), tmp_path / "artefact", vocab=VOCAB, rule=RULE, rows=2, tokens=(1, T)))
-    with pytest.raises(StreamError, match="trace it with rows=1"):
+    with pytest.raises(StreamError, match="export it with rows=1"):
         Engine(session, EngineSettings(), deliver=lambda delivery: None)
 
 
