@@ -196,10 +196,10 @@ def policy(module_artefact: Callable[[str], Path]) -> Path:
 @pytest.fixture(scope="session")
 def cpp() -> Iterator[Program]:
     """The C++ library, which answers operations."""
-    from tests.cpp.program import DRIVER, compiled
+    from tests.cpp.program import DRIVER, SIGNATURES, compiled
     from tests.parity.operations import Program
 
-    running = Program(compiled(DRIVER, "-O0"), tolerance=1e-5)
+    running = Program(compiled(DRIVER, "-O0", *SIGNATURES), tolerance=1e-5)
     yield running
     assert running.close() == 0
 

@@ -203,7 +203,12 @@ ort::Owned<OrtSession> make_session(const Bytes& graph, const Bytes* weights, co
 Loaded load(const std::filesystem::path& folder, const Options& options) {
   Loaded loaded;
   loaded.folder = folder.string();
-  loaded.spec = read_spec(folder);
+  loaded.spec = read_spec(folder, options.public_key);
+  const std::string& identity = loaded.spec.identity;
+  if (options.expected_identity && *options.expected_identity != identity)
+    throw Error(Fault::artefact, (folder / "spec.json").string() + " has the identity " + identity +
+                                     ", expected " + *options.expected_identity +
+                                     "; copy the expected one there, or change the expected identity.");
   loaded.sampler = read_sampling(folder);
   const Spec& spec = loaded.spec;
   refuse_unserved(spec, folder);

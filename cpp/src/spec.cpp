@@ -11,6 +11,7 @@
 #include "file.hpp"
 #include "limits.hpp"
 #include "sha256.hpp"
+#include "signature.hpp"
 #include "spec_file.hpp"
 
 namespace xl_export {
@@ -360,7 +361,7 @@ Spec parse_fields(const json::Value& document) {
 
 }  // namespace
 
-Spec read_spec(const std::filesystem::path& folder) {
+Spec read_spec(const std::filesystem::path& folder, const std::optional<std::string>& public_key) {
   const std::filesystem::path path = folder / "spec.json";
   std::error_code error;
   if (!std::filesystem::is_regular_file(path, error))
@@ -368,6 +369,7 @@ Spec read_spec(const std::filesystem::path& folder) {
                                      " is not an artefact: it has no spec.json; make one with "
                                      "`xl-export export RUN --out ARTEFACT`.");
   const Bytes bytes = read_file(path, max_spec_bytes);
+  if (public_key) verify_signature(path, bytes, *public_key);
   json::Value document = naming(path, [&] { return json::parse(as_text(bytes)); });
   const json::Value* stated = naming(path, [&] { return document.find("schema"); });
   const std::int64_t schema = stated && stated->is(json::Kind::number) ? std::atoll(stated->text.c_str()) : 1;

@@ -3,6 +3,7 @@
 #define XL_EXPORT_SPEC_FILE_HPP
 
 #include <filesystem>
+#include <optional>
 #include <string>
 
 #include "include/xl_export/error.hpp"
@@ -23,8 +24,9 @@ auto naming(const std::filesystem::path& path, Read read) {
   }
 }
 
-// The spec of an artefact folder, its digest verified; the files that it lists are not.
-Spec read_spec(const std::filesystem::path& folder);
+// The spec of an artefact folder, its digest verified; the files that it lists are not. public_key: the PEM
+// file of the key that must have signed it.
+Spec read_spec(const std::filesystem::path& folder, const std::optional<std::string>& public_key = {});
 
 }  // namespace xl_export::detail
 

@@ -19,7 +19,7 @@ from runtimes.contract.spec import Storage
 from runtimes.contract.tensors import row_bytes
 from runtimes.contract.vocabulary import IdsVocab, save_vocab
 from tests.architectures import ARCHITECTURES
-from tests.cpp.program import DRIVER, ROOT, compiled, with_vocabulary
+from tests.cpp.program import DRIVER, ROOT, SIGNATURES, compiled, with_vocabulary
 from tests.parity.operations import Program
 from tests.sealing import sealed
 from xl_export.artefact.export import export
@@ -59,7 +59,7 @@ def small() -> Iterator[Program]:
     """The same program on a machine of 1.5 GiB."""
     if shutil.which("prlimit") is None:
         pytest.skip("prlimit is not installed")
-    running = Program("prlimit", f"--as={SMALL}", compiled(DRIVER, "-O0"), tolerance=0)
+    running = Program("prlimit", f"--as={SMALL}", compiled(DRIVER, "-O0", *SIGNATURES), tolerance=0)
     yield running
     assert running.close() == 0
 

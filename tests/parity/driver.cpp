@@ -76,12 +76,15 @@ class Driver {
   std::string open() {
     const std::string folder = text("model"), library = text("fused");
     streams_.clear(), vocabulary_.reset(), session_ = nullptr;
-    auto found = sessions_.find(folder + "|" + library);
+    const std::string name = folder + "|" + library;
+    auto found = sessions_.find(name);
     if (found == sessions_.end()) {
       xl_export::Options options;
       options.threads = 1;
       options.fused_library = library;
-      found = sessions_.emplace(folder + "|" + library, xl_export::Session::open(folder, options)).first;
+      if (asked_.find("expected_identity")) options.expected_identity = text("expected_identity");
+      if (asked_.find("public_key")) options.public_key = text("public_key");
+      found = sessions_.emplace(name, xl_export::Session::open(folder, options)).first;
     }
     session_ = &found->second;
     const xl_export::Spec& spec = session_->spec();

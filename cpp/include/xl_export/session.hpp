@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,11 @@ struct Options {
   // The library of the fused operator, as `xl-export fused-kernel` prints its path; empty for the standard
   // operators. Loading a library executes it, so name only a file that no other user may write.
   std::string fused_library;
+  // The only `Spec::identity` that is accepted.
+  std::optional<std::string> expected_identity;
+  // The PEM file of an Ed25519 key: only an artefact whose spec.json was signed with its private key is
+  // accepted. The library must be built with -DXL_EXPORT_SIGNATURES=ON.
+  std::optional<std::string> public_key;
 };
 
 // log of the sum of exponentials of some logits; NaN where one is.
