@@ -17,7 +17,7 @@ CASES = {  # summary by name; the module of a case is named like it, with _ for 
     "overhead": "one token of a small model: what Python adds to ONNX Runtime, and other busy processes",
     "load": "from opening to the first token, and the memory that stays in use: artefact against run",
     "start": "from the start of a process to its first token: Python, C++, OpenVINO, MNN, llama.cpp",
-    "policy": "a policy at 1,000 steps a second: Python and C++ against PyTorch and a growing window",
+    "policy": "a policy at 1,000 steps a second: Python and C++ against PyTorch; with real-time scheduling",
     "mamba": "one token of a Mamba: ONNX Runtime against PyTorch and llama.cpp",
     "training": "a training step with memory and without, in bf16, with spans, and of the public code",
     "serve": "a server of many streams: throughput, CPU time, other servers",
