@@ -126,7 +126,8 @@ def help_texts(group: click.Group, program: str) -> Iterator[str]:
 
 def on_files(files: Any, *, config: Any, **_: Any) -> None:
     """Adds the pages of examples, and writes the page of the trained models, before pages link to them."""
-    for path in [TOP / "CONTRIBUTING.md", *sorted((TOP / "examples").rglob("*"))]:
+    examples = [*(TOP / "examples").rglob("*"), *(TOP / "cpp" / "examples").glob("*.cpp")]
+    for path in [TOP / "CONTRIBUTING.md", *sorted(examples)]:
         if path.suffix in (".md", ".png"):
             made = {"abs_src_path": str(path)}
         elif path.suffix in PROGRAMS:
