@@ -210,8 +210,8 @@ export class Stepper {
     const { fixed_rows: fixed, fixed_tokens: counts, rule } = this.spec;
     if (fixed && (batch !== fixed || (!counts && length !== rule.segment))) {
       throw new XLExportError(
-        `the step has ${batch} rows of ${length} tokens, and this artefact was exported for exactly ${fixed} ` +
-          `rows of ${counts ? "1 to " : ""}${rule.segment}; feed that.`,
+        `the step has ${batch} rows of ${length} tokens, and this artefact was exported for exactly ` +
+          `${fixed} rows of ${counts ? "1 to " : ""}${rule.segment}; feed that.`,
       );
     }
     const positions = new BigInt64Array(batch * length);
