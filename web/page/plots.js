@@ -1,9 +1,9 @@
 /** Milliseconds for each token over the position, measured in constant memory, and how they are drawn. */
 
-export const MEASURED_MS = 150; // milliseconds of work in one measurement
+const MEASURED_MS = 150; // milliseconds of work in one measurement
 export const FAR = 10_000; // position at the right end of the plot, until the text is longer
 const MEDIAN_RADIUS = 4; // measurements on each side whose median is drawn
-const [LEFT, RIGHT, TOP, BOTTOM] = [46, 14, 8, 32]; // pixels around the plot
+const [LEFT, RIGHT, TOP, BOTTOM] = [58, 14, 8, 32]; // pixels around the plot
 const MAX_POINTS = 400; // measurements; then neighbours are joined
 
 /**
@@ -114,11 +114,15 @@ export function drawTime(canvas, speed, growing, colours) {
     context.setLineDash([]);
   }
   context.strokeStyle = colours.line;
-  for (const run of runs(speed.points))
-    line(context, [
-      [x(run[0].from), y(around(run, 0))],
-      ...run.map((point, i) => [x(point.to), y(around(run, i))]),
-    ]);
+  context.fillStyle = colours.line;
+  for (const run of runs(speed.points)) {
+    const points = run.map((point, i) => [x(point.to), y(around(run, i))]);
+    line(context, [[x(run[0].from), points[0][1]], ...points]);
+    const [end, height] = points[points.length - 1];
+    context.beginPath();
+    context.arc(end, height, 4, 0, 2 * Math.PI);
+    context.fill();
+  }
 }
 
 /** @param {CanvasRenderingContext2D} context @param {number[][]} points */

@@ -1,5 +1,5 @@
 /** What text and music share: messages and buttons, the sampling settings, the memory meter, the speed. */
-import { FAR, MEASURED_MS, Speed, drawTime } from "./plots.js";
+import { FAR, Speed, drawTime } from "./plots.js";
 import { Refusal, beginning } from "./stream.js";
 import { inBytes } from "./tokens.js";
 
@@ -8,6 +8,7 @@ const COMPARED = [10_000, 100_000, 1_000_000]; // positions at which the table o
 const MEASURED = [100, 1000, 2000, 3000, 4000, 5000, 6000, 7000, 8000, 9000, FAR];
 const TOLD = [100, 1000, FAR]; // of them
 const READ_TOKENS = 500; // tokens that are read at a time
+const TRIED_MS = 300; // milliseconds of work at each of these positions
 const REQUEST_TOKENS = 10; // tokens that are generated at a time for a measurement
 /** The settings that have a field, with their values if the artefact recommends none. */
 const SHOWN = { temperature: 1, top_p: 1, top_k: 0 };
@@ -208,7 +209,7 @@ export class Side {
         }
         const [from, began] = [handle.position, performance.now()];
         let fastest = Infinity; // of several requests: the others waited for the machine
-        while (performance.now() - began < MEASURED_MS) {
+        while (performance.now() - began < TRIED_MS) {
           signal.throwIfAborted();
           const [before, start] = [handle.position, performance.now()];
           const options = /** @type {any} */ ({ ...given, max_tokens: REQUEST_TOKENS, signal });
@@ -234,9 +235,11 @@ export class Side {
     const colours = { ink, faint, line, other };
     drawTime(/** @type {HTMLCanvasElement} */ (part("plot")), this.speed, growing, colours);
     if (this.reading) return;
-    const now = median ? `A token takes ${inMs(median)} now.` : "Press the button to measure it.";
+    const now = median ? `A token takes ${inMs(median)} now. ` : "";
     const compared = growing ? ` An ordinary Transformer would need about ${inMs(growing(FAR))} there.` : "";
-    part("time-text").textContent = this.told ? `${this.told}${compared}` : now;
+    part("time-text").textContent = this.told
+      ? `${this.told}${compared}`
+      : `${now}Press the button to see how long it takes after 10,000.`;
   }
 }
 
