@@ -94,7 +94,7 @@ def test_graphs_of_fixed_sizes_are_measured(
     if drawn:
         (run / "test.txt").unlink()
     rule = MemoryRule(mem_len=8, segment=8)
-    options: dict[str, Any] = {"exporter": "trace", "memory": "shift", "rows": rows, "tokens": tokens}
+    options: dict[str, Any] = {"rows": rows, "tokens": tokens}
     measured = load_spec(export(run, tmp_path / "a", precision="fp16", rule=rule, **options)).measured
     assert measured is not None
     assert measured.tokens == (512 if drawn else 296)  # 37 of 37.375 segments
