@@ -33,8 +33,8 @@ export interface OpenOptions {
   onProgress?: (progress: Progress) => void;
   signal?: AbortSignal;
   /**
-   * The folder with the files of onnxruntime-web and tokenizers; `vendor/` next to `src/` by default. Not in
-   * Node.
+   * The folder with the files of onnxruntime-web and tokenizers, for pages without a bundler. By default they
+   * are where npm or the bundler has put them.
    */
   vendor?: string | URL;
   /** Whether the model runs in a worker, so that the page stays responsive. False by default. */

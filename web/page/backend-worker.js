@@ -24,6 +24,7 @@ export async function connect({ model: name, wanted, progress }) {
   const most = Math.min(MOST_THREADS, navigator.hardwareConcurrency || 1);
   const useful = chosen.num_bytes < MIN_THREADED_BYTES ? 1 : most;
   const model = await open(new URL(chosen.path, location.href), {
+    vendor: new URL("../vendor/", import.meta.url),
     worker: wanted.get("worker") !== "no",
     device: /** @type {any} */ (wanted.get("device") ?? "auto"),
     threads: globalThis.crossOriginIsolated ? Number(wanted.get("threads")) || useful : 1,

@@ -6,8 +6,9 @@ import { createSessions } from "./engine/session.js";
 import { MissingError, XLExportError, firstLine, shown } from "./errors.js";
 import { Counter, verifiedFiles } from "./files/download.js";
 import { verifySignature } from "./files/signature.js";
-import { inNode, sourceOf } from "./files/source.js";
+import { sourceOf } from "./files/source.js";
 import { Model } from "./model.js";
+import { platform } from "./platform.js";
 import { loadReference } from "./reference.js";
 import {
   SAMPLING,
@@ -134,12 +135,12 @@ export async function recommended(source, signal) {
  */
 async function chooseDevice(device, spec) {
   const wasm = (/** @type {string | null} */ reason) => ({ device: "wasm", native: null, reason });
-  if (device === "native" && !inNode()) {
+  if (device === "native" && !platform.loadNative) {
     throw new XLExportError("device is native, which only Node has; use auto, wasm or webgpu.");
   }
-  if (inNode() && (device === "auto" || device === "native")) {
+  if (platform.loadNative && (device === "auto" || device === "native")) {
     try {
-      const native = await import("onnxruntime-node");
+      const native = await platform.loadNative();
       return { device: "native", native: native.default ?? native, reason: null };
     } catch (error) {
       if (device === "auto") return wasm(null);

@@ -4,7 +4,7 @@ import { join } from "node:path";
 import { createInterface } from "node:readline";
 import { loadLibrary } from "../src/engine/runtime.js";
 import { sourceOf } from "../src/files/source.js";
-import { XLExportError, decode, open } from "../src/index.js";
+import { XLExportError, decode, open } from "../src/node.js";
 import { recommended } from "../src/open.js";
 import { readSpec, writesInPlace } from "../src/spec.js";
 import { Random } from "../src/text/random.js";

@@ -6,7 +6,7 @@ import { createServer } from "node:http";
 import { join } from "node:path";
 import { test } from "node:test";
 import { ownSha256, sha256 } from "../src/files/sha256.js";
-import { XLExportError, open } from "../src/index.js";
+import { XLExportError, open } from "../src/node.js";
 import { folderOf, given } from "./setup.js";
 
 const folder = folderOf("ring");

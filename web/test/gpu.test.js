@@ -5,7 +5,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { GpuEngine } from "../src/engine/gpu.js";
-import { XLExportError } from "../src/index.js";
+import { XLExportError } from "../src/node.js";
 
 const BYTES = 64; // of one stream, in one tensor
 const spec = /** @type {any} */ ({

@@ -4,7 +4,7 @@ import { readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { test } from "node:test";
 import { ownSha256 } from "../src/files/sha256.js";
-import { XLExportError, open } from "../src/index.js";
+import { XLExportError, open } from "../src/node.js";
 import { Random } from "../src/text/random.js";
 import { all, folderOf } from "./setup.js";
 

@@ -28,6 +28,6 @@ test("a file of ONNX Runtime that is missing is not blamed on an artefact", asyn
   mkdirSync(vendor);
   for (const name of ["ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs"])
     cpSync(join(dist, name), join(vendor, name));
-  const words = /^ONNX Runtime could not be loaded from .*\.wasm.*put the files of onnxruntime-web/;
+  const words = /^ONNX Runtime could not be loaded \(.*\.wasm.*put the files of onnxruntime-web/;
   await assert.rejects(loadRuntime("wasm", { vendor: `file://${vendor}` }), { message: words });
 });

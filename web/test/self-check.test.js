@@ -51,6 +51,6 @@ test("a module whose steps do nothing, fail or answer elsewhere is not used", as
   /** @type {any} */ (sound).free();
   assert.deepEqual(held(), NOTHING);
   const { reason } = await chooseEngine(ort, [session], contents, { module: null });
-  assert.equal(reason, "the inside of ONNX Runtime was not reached");
+  assert.match(reason ?? "", /^the inside of ONNX Runtime was not reached/);
   await session.release();
 });

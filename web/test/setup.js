@@ -5,6 +5,7 @@ import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { join } from "node:path";
 import { loadLibrary } from "../src/engine/runtime.js";
+import "../src/node.js";
 import { readVocabulary } from "../src/vocabulary/index.js";
 
 const path = process.env.XL_EXPORT_CASES;

@@ -1,7 +1,7 @@
 /** Streams that are stopped, left, taken back, disposed of or used twice. In this thread and in a worker. */
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { XLExportError, open } from "../src/index.js";
+import { XLExportError, open } from "../src/node.js";
 import { Sampler } from "../src/text/sampler.js";
 import { all, devices, folderOf, furthest } from "./setup.js";
 

@@ -5,7 +5,7 @@ import { join } from "node:path";
 import { test } from "node:test";
 import { loadLibrary } from "../src/engine/runtime.js";
 import { ownSha256 } from "../src/files/sha256.js";
-import { XLExportError, decode } from "../src/index.js";
+import { XLExportError, decode } from "../src/node.js";
 import { GrowingText } from "../src/text/growing.js";
 import { pieces } from "../src/vocabulary/subword.js";
 import { readVocabulary } from "../src/vocabulary/index.js";

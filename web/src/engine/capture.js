@@ -3,28 +3,28 @@
  * module.
  *
  * ONNX Runtime imports its starting file by an address that can be set (`env.wasm.wasmPaths.mjs`), and calls
- * its default export. `runtime.js` gives the address of this file, so that a session can be run over memory
- * that stays in WebAssembly's heap; the public interface copies every tensor in every step.
+ * its default export. It is given the address of the code below, so that a session can be run over memory
+ * that stays in WebAssembly's heap; the public interface copies every tensor in every step. The code is no
+ * file: bundlers would not find one.
  */
+import { platform } from "../platform.js";
 
-/** @type {((config: object) => Promise<any>) | null} */
-let real = null;
-/** @type {any} */
-let started = null;
+const CODE = `
+let start;
+export let module = null;
+export const setFactory = (factory) => void (start = factory);
+export default async (config) => (module = await start(config));
+`;
 
-/** Says which factory is the real one. @param {(config: object) => Promise<any>} factory */
-export function setFactory(factory) {
-  real = factory;
-}
-
-/** The Emscripten module that was started; null before. @returns {import("./heap.js").HeapModule | null} */
-export function captured() {
-  return started;
-}
-
-/** @param {object} config of Emscripten */
-export default async function start(config) {
-  if (!real) throw new Error("the starting file of ONNX Runtime was not named");
-  started = await real(config);
-  return started;
+/**
+ * The address of the stand-in, and a function that returns the Emscripten module once it was started. Null
+ * where a page's Content-Security-Policy forbids code from a blob.
+ * @param {(config: object) => Promise<any>} factory the default export of the real file
+ * @returns {Promise<{address: string, module: () => import("./heap.js").HeapModule | null} | null>}
+ */
+export async function standIn(factory) {
+  const address = platform.moduleAddress(CODE);
+  const code = await import(/* webpackIgnore: true */ /* @vite-ignore */ address).catch(() => null);
+  code?.setFactory(factory);
+  return code && { address, module: () => code.module };
 }

@@ -5,8 +5,9 @@
  * model.
  */
 import { StoppedError, XLExportError, firstLine, refuseStopped } from "../errors.js";
-import { absoluteAddress, inNode, sourceOf } from "../files/source.js";
-import { captured, setFactory } from "./capture.js";
+import { absoluteAddress, sourceOf } from "../files/source.js";
+import { platform } from "../platform.js";
+import { standIn } from "./capture.js";
 
 /** The release of onnxruntime-web whose inner functions `heap.js` knows. */
 export const RELEASE = "1.30.0";
@@ -23,7 +24,7 @@ export const RELEASE = "1.30.0";
  * }} LoadOptions `counter` counts the bytes that are downloaded: none where WebAssembly has been started.
  */
 
-/** The files of the packages as they lie in the folder `vendor` of a page. */
+/** The files of the packages as they lie in the folder `vendor`. */
 const FILES = {
   wasm: ["ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm"],
   webgpu: [
@@ -65,7 +66,7 @@ export async function loadRuntime(kind, options) {
 
 /** @param {number} threads that there are */
 function whyFewer(threads) {
-  if (!isolated()) {
+  if (!platform.isolated()) {
     return (
       "one thread: several need the headers Cross-Origin-Opener-Policy: same-origin and " +
       "Cross-Origin-Embedder-Policy: require-corp"
@@ -73,11 +74,6 @@ function whyFewer(threads) {
   }
   const count = threads === 1 ? "one thread" : `${threads} threads`;
   return `${count}: the first model of this page or process has started WebAssembly with that number`;
-}
-
-/** Whether this place may have several threads. */
-function isolated() {
-  return inNode() || globalThis.crossOriginIsolated === true;
 }
 
 /**
@@ -103,28 +99,26 @@ async function unlessStopped(work, signal) {
  */
 async function start(kind, { vendor, threads = 1, counter, signal }) {
   refuseOldPlatform();
-  const used = isolated() ? threads : 1;
-  if (!inNode()) counter?.expect(BYTES[kind]);
+  const used = platform.isolated() ? threads : 1;
+  const downloads = !platform.readFile; // Node reads the file itself, and keeps no copy of it
+  if (downloads) counter?.expect(BYTES[kind]);
   const count = counter?.of("ONNX Runtime");
   const onBytes = (/** @type {number} */ bytes) => signal?.aborted || count?.(bytes);
-  const [api, mjs, wasm] = await places(kind, vendor);
   try {
-    const ort = /** @type {Ort} */ (await import(/* @vite-ignore */ api));
+    const engine = engineOf(kind, vendor);
+    const [mjs, wasm] = [engine.mjs(), engine.wasm()];
+    const ort = /** @type {Ort} */ (await engine.api());
     ort.env.logLevel = "error";
     ort.env.wasm.numThreads = used;
     ort.env.wasm.proxy = false;
-    if (!inNode()) {
+    if (downloads) {
       const at = wasm.lastIndexOf("/") + 1;
       ort.env.wasm.wasmBinary = /** @type {any} */ (
         await sourceOf(wasm.slice(0, at), "").read(wasm.slice(at), { onBytes })
       );
     }
-    if (kind === "wasm") {
-      setFactory((await import(/* @vite-ignore */ mjs)).default);
-      ort.env.wasm.wasmPaths = { mjs: new URL("./capture.js", import.meta.url).href, wasm };
-    } else {
-      ort.env.wasm.wasmPaths = { mjs, wasm };
-    }
+    const inside = kind === "wasm" ? await standIn((await imported(mjs)).default) : null;
+    ort.env.wasm.wasmPaths = { mjs: inside?.address ?? mjs, wasm };
     // It reads its files when it makes its first session. What is missing must not be blamed on an artefact.
     if (kind === "wasm") {
       const nothing = await ort.InferenceSession.create(Uint8Array.from(NOTHING), {
@@ -138,57 +132,51 @@ async function start(kind, { vendor, threads = 1, counter, signal }) {
       version,
       threads: used,
       get module() {
-        return kind === "wasm" && version === RELEASE ? captured() : null;
+        return version === RELEASE ? (inside?.module() ?? null) : null;
       },
     };
   } catch (error) {
     if (error instanceof StoppedError) throw error;
-    throw new XLExportError(
-      `ONNX Runtime could not be loaded from ${api} (${firstLine(error)}); put the files of ` +
-        `onnxruntime-web ${RELEASE} there, or name their folder as \`vendor\`.`,
-      { cause: error },
-    );
+    throw notLoaded("ONNX Runtime", error, vendor);
   }
 }
 
 /**
- * The library of subwords, or another package, by the address that this place has for it.
+ * The library of subwords.
  * @param {"tokenizers"} name @param {string | URL | undefined} vendor
  */
 export async function loadLibrary(name, vendor) {
-  const [address] = await places(name, vendor);
   try {
-    return await import(/* @vite-ignore */ address);
+    if (vendor === undefined) return await import("@huggingface/tokenizers");
+    return await imported(new URL(FILES[name][0], absoluteAddress(vendor)).href);
   } catch (error) {
-    throw new XLExportError(
-      `the library ${name} could not be loaded from ${address} (${firstLine(error)}); put its file there, ` +
-        "or name its folder as `vendor`.",
-      { cause: error },
-    );
+    throw notLoaded(`the library ${name}`, error, vendor);
   }
 }
 
 /**
- * The addresses of a package's files: in Node those that npm has installed, elsewhere those in `vendor`.
- * @param {keyof typeof FILES} kind @param {string | URL | undefined} vendor
+ * Where onnxruntime-web is: in `vendor`, or where npm or a bundler has put it.
+ * @param {"wasm" | "webgpu"} kind @param {string | URL | undefined} vendor
  */
-async function places(kind, vendor) {
-  if (vendor === undefined && inNode()) {
-    const resolve = (/** @type {string} */ name) => {
-      try {
-        return import.meta.resolve(name);
-      } catch (error) {
-        throw new XLExportError(
-          `${name} is not installed (${firstLine(error)}); run \`npm ci --omit=dev\` in the folder of ` +
-            "xl-export-web.",
-        );
-      }
-    };
-    if (kind === "tokenizers") return [resolve("@huggingface/tokenizers")];
-    return ["onnxruntime-web", ...FILES.wasm.slice(1).map((name) => resolve(`onnxruntime-web/${name}`))];
-  }
-  const base = vendor === undefined ? new URL("../../vendor/", import.meta.url) : absoluteAddress(vendor);
-  return FILES[kind].map((name) => new URL(name, base).href);
+function engineOf(kind, vendor) {
+  if (vendor === undefined) return platform.engines[kind];
+  const [api, mjs, wasm] = FILES[kind].map((name) => new URL(name, absoluteAddress(vendor)).href);
+  return { api: () => imported(api), mjs: () => mjs, wasm: () => wasm };
+}
+
+/** A module by an address that bundlers leave alone. @param {string} address */
+function imported(address) {
+  return import(/* webpackIgnore: true */ /* @vite-ignore */ address);
+}
+
+/** @param {string} what @param {unknown} error @param {string | URL | undefined} vendor */
+function notLoaded(what, error, vendor) {
+  const remedy =
+    vendor === undefined
+      ? platform.remedy
+      : `put the files of onnxruntime-web ${RELEASE} and @huggingface/tokenizers into the folder that ` +
+        "`vendor` names";
+  return new XLExportError(`${what} could not be loaded (${firstLine(error)}); ${remedy}.`, { cause: error });
 }
 
 /** An ONNX model with one operator, Identity. */

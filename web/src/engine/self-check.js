@@ -11,6 +11,8 @@ import { TensorEngine } from "./tensors.js";
 
 /** Tokens of the reference, more than its first segment: the later ones read what a step has written. */
 const CHECKED_TOKENS = 17;
+const UNREACHED =
+  "the inside of ONNX Runtime was not reached: another release, or a page without blob: in script-src";
 const TOLERANCE = 1e-4; // between memory in place and copies, as in the reference: both run one session
 
 /**
@@ -30,7 +32,7 @@ export async function chooseEngine(
     sessions.length > 1 ? new PieceEngine(sessions.map(make), spec) : make(sessions[0]);
   const copies = over((session) => new TensorEngine(ort, session, spec, { writes: false }));
   if (!inPlace) return { engine: copies, reason: "copies were asked for" };
-  if (!native && !module) return { engine: copies, reason: "the inside of ONNX Runtime was not reached" };
+  if (!native && !module) return { engine: copies, reason: UNREACHED };
   let engine;
   try {
     engine = over((session) =>

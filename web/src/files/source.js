@@ -2,6 +2,7 @@
  * Where the files of an artefact come from: a web address, a folder of this machine (in Node), or memory.
  */
 import { MissingError, StoppedError, XLExportError, firstLine, refuseStopped, shown } from "../errors.js";
+import { platform } from "../platform.js";
 
 /**
  * @typedef {{
@@ -16,8 +17,8 @@ import { MissingError, StoppedError, XLExportError, firstLine, refuseStopped, sh
  * error.
  */
 
-const MAX_FILE_BYTES = 2 ** 32; // bytes; WebAssembly has no more memory
-const HINT = "give the address of the artefact's folder, which has a spec.json";
+export const MAX_FILE_BYTES = 2 ** 32; // bytes; WebAssembly has no more memory
+export const HINT = "give the address of the artefact's folder, which has a spec.json";
 
 /**
  * The source that a user names: a URL or a path of a folder, or its files by name.
@@ -47,20 +48,14 @@ export function absoluteAddress(given) {
  */
 function absolute(given) {
   const text = String(given);
-  const base = globalThis.document?.baseURI ?? globalThis.location?.href;
   try {
-    const url = base && !inNode() ? new URL(text, base) : new URL(text);
+    const url = new URL(text, platform.baseAddress());
     if (!/^(https?|file|blob|data):$/.test(url.protocol)) return null; // a path such as C:\artefact
     if (!url.pathname.endsWith("/")) url.pathname += "/";
     return url;
   } catch {
     return null;
   }
-}
-
-/** Whether this runs in Node, and not in a page or a worker of one. */
-export function inNode() {
-  return typeof process !== "undefined" && Boolean(process.versions?.node);
 }
 
 /** @param {URL} url @param {string} hint @returns {Source} */
@@ -131,37 +126,15 @@ async function body(response, { onBytes, most, tooLarge }) {
 /** @param {URL | string} place @returns {Source} */
 function folder(place) {
   const name = place instanceof URL ? place.href : place;
-  if (!inNode()) {
+  const { readFile } = platform;
+  if (!readFile) {
     throw new XLExportError(`${name} is a path, and a page reads only web addresses; ${HINT}.`);
   }
   return {
     name,
-    async read(file, { onBytes, most = MAX_FILE_BYTES, signal } = {}) {
-      refuseStopped(signal);
-      const { constants, lstat, open } = await import("node:fs/promises");
-      const { join } = await import("node:path");
-      const path = place instanceof URL ? new URL(file, place) : join(place, file);
-      const failed = (/** @type {string} */ why, Kind = XLExportError) =>
-        new Kind(`${path} could not be read: ${why}.`);
-      let stream;
-      try {
-        // Without O_NONBLOCK, opening a named pipe waits until something writes into it.
-        stream = await open(path, constants.O_RDONLY | constants.O_NONBLOCK);
-        const facts = await stream.stat();
-        if (!facts.isFile()) throw failed(`it is not a regular file; ${HINT}`);
-        if (facts.size > most) throw failed(`it has ${facts.size} bytes, expected ${most}; copy it again`);
-        const bytes = new Uint8Array(await stream.readFile());
-        onBytes?.(bytes.length);
-        return bytes;
-      } catch (error) {
-        if (error instanceof XLExportError) throw error;
-        // A link to nothing is a fault of the folder.
-        const missing =
-          /** @type {{code?: string}} */ (error).code === "ENOENT" && !(await lstat(path).catch(() => null));
-        throw missing ? failed(`it does not exist; ${HINT}`, MissingError) : failed(firstLine(error));
-      } finally {
-        await stream?.close();
-      }
+    async read(file, options = {}) {
+      refuseStopped(options.signal);
+      return readFile(place, file, options);
     },
   };
 }

@@ -25,6 +25,11 @@ export function unpacked({ name, message, stack }) {
   return error;
 }
 
+/** The error of a worker that answers no more. @param {string} why @param {string} [remedy] */
+export function workerEnded(why, remedy = "open the model again") {
+  return new XLExportError(`the worker of the model ended (${why}); ${remedy}.`);
+}
+
 /** The asking side. */
 export class Asker {
   /** @param {Port} port */

@@ -3,7 +3,8 @@
  */
 import { loadLibrary } from "../engine/runtime.js";
 import { XLExportError, shown } from "../errors.js";
-import { absoluteAddress, inNode } from "../files/source.js";
+import { absoluteAddress } from "../files/source.js";
+import { platform } from "../platform.js";
 import { isLanguageModel, refuseNoLanguageModel } from "../spec.js";
 import { readVocabulary } from "../vocabulary/index.js";
 import { Asker, unpacked } from "./channel.js";
@@ -24,9 +25,9 @@ export async function openInWorker(address, { signal, onProgress, worker: _, ...
   const vendor = options.vendor === undefined ? undefined : absoluteAddress(options.vendor);
   /** @type {Asker} */
   let asker;
-  const { port, end } = await startWorker(
+  const { port, end } = await platform.startWorker(
     (message) => asker.receive(message),
-    (why) => asker.end(new XLExportError(`the worker of the model ended (${why}); open the model again.`)),
+    (error) => asker.end(error),
   );
   asker = new Asker(port);
   try {
@@ -45,26 +46,6 @@ export async function openInWorker(address, { signal, onProgress, worker: _, ...
     await end();
     throw error;
   }
-}
-
-/**
- * A worker of the platform, in a browser or in Node.
- * @param {(message: any) => void} hear @param {(why: string) => void} fail
- */
-async function startWorker(hear, fail) {
-  const place = new URL("./worker.js", import.meta.url);
-  if (inNode()) {
-    const { Worker: Thread } = await import("node:worker_threads");
-    const thread = new Thread(place);
-    thread.on("message", hear);
-    thread.on("error", (error) => fail(error.message));
-    thread.on("exit", (code) => fail(`code ${code}`));
-    return { port: thread, end: async () => void (await thread.terminate()) };
-  }
-  const worker = new Worker(place, { type: "module", name: "xl-export" });
-  worker.onmessage = ({ data }) => hear(data);
-  worker.onerror = (event) => fail(event.message ?? "it could not be started");
-  return { port: worker, end: async () => worker.terminate() };
 }
 
 /** The handle of a memory that lies in the worker. */

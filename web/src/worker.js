@@ -1,15 +1,15 @@
 /** The worker's side: it opens one model and answers the questions of `client.js` about it. */
-import { XLExportError } from "../errors.js";
-import { inNode } from "../files/source.js";
-import { openHere } from "../open.js";
-import { answering, packed } from "./channel.js";
+import { XLExportError } from "./errors.js";
+import { openHere } from "./open.js";
+import { platform } from "./platform.js";
+import { answering, packed } from "./worker/channel.js";
 
 /**
- * @typedef {import("../memory.js").Memory} Memory
+ * @typedef {import("./memory.js").Memory} Memory
  * @typedef {{signal: AbortSignal, tell: (event: any) => void}} Context
  */
 
-/** @type {import("../model.js").Model} */
+/** @type {import("./model.js").Model} */
 let model;
 /** @type {Map<number, Memory>} */
 const memories = new Map();
@@ -120,12 +120,4 @@ const methods = {
   },
 };
 
-if (inNode()) {
-  const { parentPort } = await import("node:worker_threads");
-  const port = /** @type {import("node:worker_threads").MessagePort} */ (parentPort);
-  port.on("message", answering(port, methods));
-} else {
-  const port = /** @type {any} */ (globalThis);
-  const answer = answering(port, methods);
-  port.onmessage = (/** @type {MessageEvent} */ { data }) => answer(data);
-}
+platform.listen((port) => answering(port, methods));

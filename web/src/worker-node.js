@@ -1,0 +1,3 @@
+/** `worker.js` in Node. */
+import "./node.js";
+import "./worker.js";
