@@ -147,12 +147,15 @@ void add_provider(OrtSessionOptions* settings, const Options& options) {
 }
 
 ort::Owned<OrtSession> make_session(const Bytes& graph, const Bytes* weights, const Options& options,
-                                    const std::filesystem::path& folder, bool ort_format,
+                                    const std::filesystem::path& folder, const Spec& spec,
                                     bool single = false) {
   const OrtEnv* environment = ort::environment();
   const auto settings = ort::made<OrtSessionOptions>(ort::api().CreateSessionOptions);
   ort::check(ort::api().SetSessionLogSeverityLevel(settings.get(), ORT_LOGGING_LEVEL_FATAL));
   ort::check(ort::api().SetIntraOpNumThreads(settings.get(), options.threads));
+  // As in Python: what ONNX Runtime would do beyond this makes opening and segments slower.
+  if (spec.exporter == "graph" && spec.target == "onnxruntime" && options.provider == Provider::cpu)
+    ort::check(ort::api().SetSessionGraphOptimizationLevel(settings.get(), ORT_ENABLE_BASIC));
   // Microseconds that a thread waits awake for work: by default so long that it slows other processes, and
   // they slow a step.
   ort::check(ort::api().AddSessionConfigEntry(settings.get(), "session.intra_op.spin_duration_us", "50"));
@@ -173,7 +176,7 @@ ort::Owned<OrtSession> make_session(const Bytes& graph, const Bytes* weights, co
   }
   // Otherwise ONNX Runtime would tell the format from the first bytes.
   ort::check(ort::api().AddSessionConfigEntry(settings.get(), "session.load_model_format",
-                                              ort_format ? "ORT" : "ONNX"));
+                                              spec.storage == "ort" ? "ORT" : "ONNX"));
   // One token of one row needs copies of the matrices in another order least.
   if (single) ort::check(ort::api().AddSessionConfigEntry(settings.get(), "session.disable_prepacking", "1"));
   if (weights) {
@@ -245,14 +248,14 @@ Loaded load(const std::filesystem::path& folder, const Options& options) {
   if (outside) loaded.weights = std::move(contents["weights.bin"]);
   try {
     loaded.session =
-        make_session(contents[graph_name], outside ? &loaded.weights : nullptr, options, folder, ort_format);
+        make_session(contents[graph_name], outside ? &loaded.weights : nullptr, options, folder, spec);
     verify_signatures(loaded, loaded.session.get(), spec.segment, graph);
     for (const std::int64_t tokens : spec.fixed_tokens) {
       if (tokens == spec.segment) continue;
       const std::string name = spec.graph_of(tokens);
       OnnxFile::verify(as_text(contents[name]), (folder / name).string(), "weights.bin");
       auto& session = loaded.shorter[tokens];
-      session = make_session(contents[name], &loaded.weights, options, folder, false,
+      session = make_session(contents[name], &loaded.weights, options, folder, spec,
                              tokens == 1 && spec.fixed_rows == 1 && spec.precision == "fp32");
       verify_signatures(loaded, session.get(), tokens, folder / name);
     }

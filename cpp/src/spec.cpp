@@ -247,7 +247,7 @@ Tensors refuse_contradictions(const Spec& spec, const json::Value& document, con
   const json::Value &shapes = document.at("memory_shapes"), &reaches = model.at("reaches");
   const json::Value& form = table("forms").at(spec.form);
   const std::string& memory_precision = document.at("memory_precision").text;
-  const bool own = form.at("holds").text == "own", graph = document.at("exporter").text == "graph";
+  const bool own = form.at("holds").text == "own", graph = spec.exporter == "graph";
   if (model.at("sublayers").text != "own")
     for (const json::Value& size : table("sizes").items)
       refuse(model.at(size.text).integer() == 0, "its model has no " + size.text);
@@ -321,6 +321,7 @@ Spec parse_fields(const json::Value& document) {
   spec.form = document.at("form").text;
   spec.storage = document.at("storage").text;
   spec.target = document.at("target").text;
+  spec.exporter = document.at("exporter").text;
   if (const json::Value* rounding = document.find("rounding")) spec.rounding = rounding->number();
   if (const json::Value* mean = document.find("mean_rounding")) spec.mean_rounding = mean->number();
   spec.tolerance = document.at("tolerance").number();

@@ -56,6 +56,7 @@ struct Spec {
   MemoryIdentity memory_identity;
   std::string form;       // of the memory: ring, shift, hidden or own
   std::string precision;  // of the weights
+  std::string exporter;   // what made the graph: graph or trace
   std::string target;     // onnxruntime, tensorrt or web
   std::string storage;    // where graph and weights are: external, single-file or ort
   double tolerance = 0, mean_tolerance = 0;  // of `check`, in nats

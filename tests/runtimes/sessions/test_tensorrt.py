@@ -114,7 +114,7 @@ def test_the_memory_stays_on_the_device_and_reads_as_arrays(
         assert np.abs(np.asarray(array) - expected.tensors[name]).max() < 1e-6
     for other in (memory.copy(), copy.deepcopy(memory), pickle.loads(pickle.dumps(memory))):
         assert all(type(array) is np.ndarray for array in other.tensors.values())
-        assert all(np.array_equal(array, expected.tensors[name]) for name, array in other.tensors.items())
+        assert all(np.array_equal(array, memory.tensors[name]) for name, array in other.tensors.items())
 
 
 def test_device_memory_is_given_back_with_the_stream(
