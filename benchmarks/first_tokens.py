@@ -75,25 +75,16 @@ def openvino() -> Iterator[int]:
 
 
 def mnn() -> Iterator[int]:
-    """A module whose outputs are the next memory; the file's name has the shape of its tensors."""
-    import MNN.expr as F
-    import MNN.nn as nn
-    import numpy as np
+    """The loop of examples/run_in_mnn.py."""
+    sys.path.append(str(Path(__file__).parents[1] / "examples"))
+    from run_in_mnn import Stream  # type: ignore[import-not-found]
 
-    layers, *shape = map(int, MODEL.stem.split("x"))
-    keys = [f"{layer}.{kind}" for layer in range(layers) for kind in ("key", "value")]
-    inputs = ["input_ids", "position_ids", *(f"past_key_values.{key}" for key in keys)]
-    outputs = ["logits", *(f"present.{key}" for key in keys)]
-    manager = nn.create_runtime_manager(({"backend": 0, "numThread": THREADS, "precision": "high"},))
-    module = nn.load_module_from_file(str(MODEL), inputs, outputs, runtime_manager=manager)
-    memory = [F.const(np.zeros(shape, np.float32), shape, F.NCHW, F.float) for _ in keys]
-    token = position = 0
+    spec = json.loads((MODEL / "spec.json").read_text(encoding="utf-8"))
+    stream = Stream(spec, MODEL / "step.mnn", threads=THREADS)
+    token = 0
     while True:
-        given = [F.const([each], [1, 1], F.NCHW, F.int) for each in (token, position)]
-        logits, *memory = module.forward([*given, *memory])
-        yield (likeliest := int(logits.read().argmax()))
-        position += 1
-        token = (likeliest + position) % VOCABULARY
+        yield (likeliest := int(stream.step(token).argmax()))
+        token = (likeliest + stream.position) % VOCABULARY
 
 
 def llama() -> Iterator[int]:

@@ -6,7 +6,7 @@ and must answer with the same tokens before any is timed. Each has its best form
 
 - plain ONNX Runtime: the artefact's own graph with standard operators, its ring bound in place;
 - OpenVINO: the graph of `shift` memory for one token, saved in OpenVINO's format, its memory a state;
-- MNN: the traced graph for one token, converted by MNN, whose outputs are fed again;
+- MNN: the graph of fixed sizes for one token, converted by MNN, whose outputs are fed again;
 - llama.cpp: a Llama of the same depth, width and bytes in fp32, in the package `xllamacpp`.
 
 --operators is for ours only. A peer is left out if its package is missing.
@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -36,7 +37,7 @@ from benchmarks.models import artefact_of, run_of
 from benchmarks.serving import llama
 from runtimes.base.errors import ArtefactError
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.spec import WEIGHTS
+from runtimes.contract.spec import SPEC, WEIGHTS
 from xl_export import export
 
 ROOT = CPP_SOURCES.parent
@@ -179,12 +180,15 @@ def _openvino(job: Job) -> Path:
 
 
 def _mnn(job: Job) -> Path:
-    model, rule = job.config.model, MemoryRule(mem_len=job.rule.mem_len, segment=1)
-    traced = export(run_of(job), job.folder / "mnn", exporter="trace", memory="shift", rule=rule, rows=1)
-    path = job.folder / f"{model.layers}x1x{model.heads}x{rule.mem_len}x{model.head_dim}.mnn"
-    command = [sys.executable, "-c", CONVERT_TO_MNN, "-f", "ONNX", "--modelFile", str(traced / "step.onnx")]
-    subprocess.run([*command, "--MNNModel", str(path)], stdout=subprocess.DEVNULL, check=True)
-    return path
+    rule = MemoryRule(mem_len=job.rule.mem_len, segment=1)
+    artefact = export(run_of(job), job.folder / "fixed", rule=rule, rows=1)
+    folder = job.folder / "mnn"
+    folder.mkdir()
+    shutil.copy(artefact / SPEC, folder)
+    files = ["--modelFile", str(artefact / "step.onnx"), "--MNNModel", str(folder / "step.mnn")]
+    command = [sys.executable, "-c", CONVERT_TO_MNN, "-f", "ONNX", *files, "--bizCode", "any"]
+    subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+    return folder
 
 
 def _llama(job: Job) -> Path:
