@@ -16,7 +16,7 @@ function describe(known) {
     ? Object.assign(document.createElement("a"), { href: known.manual, textContent: "What is this?" })
     : "";
   const read = known.trainedTokens
-    ? `It has learned from ${inWords(known.trainedTokens)} ${known.tokens}`
+    ? `It has read ${inWords(known.trainedTokens)} ${known.tokens}`
     : `It reads and writes ${known.tokens}`;
   part("intro").replaceChildren(`${read} (tokens). It runs ${known.where}. `, manual);
   part("intro").hidden = false;
