@@ -419,6 +419,7 @@ COLUMNS = {
     "late steps": "late_steps",
     "skipped ticks": "skipped_ticks",
     "99.9 % answered within, µs": _microseconds("answer_p999_ms"),
+    "slowest answer, µs": lambda row, _: 1e3 * row["answer_ms"]["slowest"] if "answer_ms" in row else None,
 }
 NOTE = (
     f"{HZ:,} steps a second on one thread, with the model's length of memory. An answer is timed from its "
