@@ -2,7 +2,7 @@
 //
 //   auto session = xl_export::Session::open("artefact");
 //   auto memory = session.start();
-//   xl_export::generate(session, memory, session.vocabulary().encode("The "), {},
+//   xl_export::generate(session, memory, "The ", {},
 //                       [](const xl_export::Piece& piece) { std::cout << piece.text; return true; });
 //
 // Its sources are in src. They need ONNX Runtime's C header (third_party/onnxruntime) and its library, and

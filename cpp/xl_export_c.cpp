@@ -62,6 +62,10 @@ Tokens rows(const xl_memory* memory, const std::int64_t* numbers, std::int64_t l
   return view(numbers, length * memory->memory.batch());
 }
 
+std::size_t vocabulary(const xl_session* session) {
+  return static_cast<std::size_t>(session->session.spec().vocabulary);
+}
+
 // Writes what fits, and returns how many there are.
 template <class Range, class Element>
 std::int64_t written(const Range& range, Element* out, std::int64_t capacity) {
@@ -168,8 +172,8 @@ std::int32_t xl_step(const xl_session* session, xl_memory* memory, const std::in
                      std::int64_t length, float* logits) {
   return guarded<std::int32_t>(-1, [&] {
     require(session && logits);
-    const auto answers = session->session.step(rows(memory, tokens, length), memory->memory);
-    std::copy(answers.begin(), answers.end(), logits);
+    const Tokens given = rows(memory, tokens, length);
+    session->session.step(given, memory->memory, {logits, given.size() * vocabulary(session)});
     return 0;
   });
 }
@@ -178,8 +182,9 @@ std::int32_t xl_predict(const xl_session* session, xl_memory* memory, const std:
                         std::int64_t length, float* logits) {
   return guarded<std::int32_t>(-1, [&] {
     require(session && logits);
-    const auto answers = session->session.predict(rows(memory, tokens, length), memory->memory);
-    std::copy(answers.begin(), answers.end(), logits);
+    const Tokens given = rows(memory, tokens, length);
+    const auto batch = static_cast<std::size_t>(memory->memory.batch());
+    session->session.predict(given, memory->memory, {logits, batch * vocabulary(session)});
     return 0;
   });
 }
@@ -188,9 +193,8 @@ std::int32_t xl_score(const xl_session* session, xl_memory* memory, const std::i
                       const std::int64_t* targets, std::int64_t length, float* log_probs) {
   return guarded<std::int32_t>(-1, [&] {
     require(session && log_probs);
-    const auto answers =
-        session->session.score(rows(memory, tokens, length), rows(memory, targets, length), memory->memory);
-    std::copy(answers.begin(), answers.end(), log_probs);
+    const Tokens given = rows(memory, tokens, length), wanted = rows(memory, targets, length);
+    session->session.score(given, wanted, memory->memory, {log_probs, given.size()});
     return 0;
   });
 }

@@ -39,11 +39,12 @@ int main(int count, char** arguments) {
     for (std::int64_t at = 0; at < std::max(spec.memory, spec.segment); ++at)
       before.push_back(at % spec.vocabulary);
     session.feed(before, memory);
+    std::vector<float> logits(static_cast<std::size_t>(spec.vocabulary));
     std::vector<double> times;
     for (long at = 0; at < tokens; ++at) {
       const std::vector<std::int64_t> token = {at % spec.vocabulary};
       const auto began = std::chrono::steady_clock::now();
-      session.predict(token, memory);
+      session.predict(token, memory, logits);
       const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - began;
       times.push_back(took.count());
     }

@@ -85,8 +85,8 @@ std::string without_blanks(const std::string& text) {
 }  // namespace
 }  // namespace detail
 
-void generate(const Session& session, Memory& memory, View<std::int64_t> prompt,
-              const GenerateOptions& options, const std::function<bool(const Piece&)>& each) {
+Ended generate(const Session& session, Memory& memory, View<std::int64_t> prompt,
+               const GenerateOptions& options, const std::function<bool(const Piece&)>& each) {
   const Sampler sampler = options.sampler.value_or(session.sampler());
   sampler.verify();
   if (options.max_tokens < 1)
@@ -119,16 +119,32 @@ void generate(const Session& session, Memory& memory, View<std::int64_t> prompt,
   Sampler::Scratch scratch;
   History history(session.spec().vocabulary);
   for (const std::int64_t token : prompt) history.add_prompt(token);
-  std::vector<float> logits = session.feed(prompt, memory);
-  for (std::int64_t count = 1; count <= options.max_tokens; ++count) {
+  std::vector<float> logits(static_cast<std::size_t>(session.spec().vocabulary));
+  if (!session.feed(prompt, memory, logits, options.cancel)) return Ended::cancelled;
+  for (std::int64_t count = 1;; ++count) {
+    if (options.cancel && *options.cancel) return Ended::cancelled;
     const std::int64_t token = sampler(logits, history, random.next(), scratch);
     history.add_generated(token);
     const bool end = token == session.vocabulary().special().end_of_document;
     const Piece& piece = text.add(token, end, count == options.max_tokens);
-    if (!each(piece)) return;
+    if (!each(piece)) return Ended::cancelled;
     session.feed({&token, 1}, memory, logits);
-    if (piece.ended != Ended::no) return;
+    if (piece.ended != Ended::no) return piece.ended;
   }
+}
+
+Ended generate(const Session& session, Memory& memory, std::string_view prompt,
+               const GenerateOptions& options, const std::function<bool(const Piece&)>& each) {
+  std::vector<std::int64_t> tokens = session.vocabulary().encode(prompt);
+  if (options.bos) {
+    const std::int64_t first = session.vocabulary().special().before_text();
+    if (first < 0)
+      throw Error(Fault::option, "bos needs a token before a text, and the " +
+                                     std::string(session.vocabulary().kind()) +
+                                     " vocabulary of this model has none; leave bos out.");
+    tokens.insert(tokens.begin(), first);
+  }
+  return generate(session, memory, tokens, options, each);
 }
 
 }  // namespace xl_export

@@ -53,16 +53,18 @@ void refuse_unfit(const Spec& spec, std::size_t length, const Memory& memory) {
                 "the step has " + std::to_string(batch) + " rows of " + std::to_string(length) +
                     " tokens, and this artefact was exported for exactly " + std::to_string(spec.fixed_rows) +
                     " rows of " + (any_count ? "1 to " : "") + std::to_string(segment) + "; feed that.");
-  const std::string broken = "this artefact does not keep the promise `";
+  const auto broken = [](const char* promise) {
+    return std::string("this artefact does not keep the promise `") + promise + "`, ";
+  };
   if (spec.without.count("rows") && batch > 1)
-    throw Error(Fault::stream, broken + "rows`, so rows would change each other, and the memory has " +
+    throw Error(Fault::stream, broken("rows") + "so rows would change each other, and the memory has " +
                                    std::to_string(batch) + "; give each stream a memory of its own.");
   for (const std::int64_t at : memory.positions) {
     if (spec.without.count("padding") && at < 0)
-      throw Error(Fault::stream, broken + "padding`, and a row is at position " + std::to_string(at) +
+      throw Error(Fault::stream, broken("padding") + "and a row is at position " + std::to_string(at) +
                                      "; start each row at position 0.");
     if (spec.without.count("cuts") && at % spec.segment)
-      throw Error(Fault::stream, broken + "cuts`, and a row is at position " + std::to_string(at) +
+      throw Error(Fault::stream, broken("cuts") + "and a row is at position " + std::to_string(at) +
                                      "; a step begins at a multiple of " + std::to_string(spec.segment) +
                                      " tokens: feed whole segments, and a shorter one only at the end.");
   }
@@ -497,7 +499,8 @@ std::vector<float> Session::score(View<std::int64_t> tokens, View<std::int64_t> 
   });
 }
 
-void Session::feed(View<std::int64_t> tokens, Memory& memory, Span<float> logits) const {
+bool Session::feed(View<std::int64_t> tokens, Memory& memory, Span<float> logits,
+                   const std::atomic<bool>* cancel) const {
   if (memory.batch() != 1 || tokens.empty())
     throw Error(Fault::stream,
                 "a text is fed to one stream and has at least one token; use step() for a batch.");
@@ -505,6 +508,7 @@ void Session::feed(View<std::int64_t> tokens, Memory& memory, Span<float> logits
   for (std::size_t at = 0; at < tokens.size(); at += segment) {
     const auto piece = tokens.part(at, std::min(segment, tokens.size() - at));
     const bool more = at + segment < tokens.size();
+    if (cancel && *cancel) return false;
     // A large vocabulary's logits are computed only if they are asked for.
     if (!spec().selective || !more) {
       predict(piece, memory, logits);
@@ -515,6 +519,7 @@ void Session::feed(View<std::int64_t> tokens, Memory& memory, Span<float> logits
       detail::advance(*parts_, {piece, {}, detail::Wanted::none, nullptr, nullptr}, length, memory);
     });
   }
+  return true;
 }
 
 std::vector<float> Session::feed(View<std::int64_t> tokens, Memory& memory) const {

@@ -7,6 +7,12 @@
 
 namespace xl_export {
 
+std::int64_t SpecialTokens::before_text() const {
+  for (const std::int64_t token : {first, end_of_document, beginning, end_of_line})
+    if (token >= 0) return token;
+  return -1;
+}
+
 std::string_view Decoder::add(std::int64_t token) {
   append(static_cast<std::size_t>(token), held_);
   return decode(false);

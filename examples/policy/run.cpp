@@ -62,6 +62,8 @@ int main(int count, char** arguments) {
     options.threads = 1;
     const auto session = xl_export::Session::open(arguments[1], options);
     auto memory = session.start();
+    xl_export::Arrays inputs, outputs;  // of every step, so that no later one allocates anything
+    std::vector<float>& observation = inputs["observation"].floats;
     std::vector<double> times;  // milliseconds of each decision
     double total = 0;
     auto due = Clock::now();
@@ -70,10 +72,9 @@ int main(int count, char** arguments) {
       memory.positions[0] = 0;  // a new episode: the policy forgets the last one
       std::string actions;
       while (world.upright() && actions.size() < 500) {
-        xl_export::Arrays inputs;
-        inputs["observation"].floats = {static_cast<float>(world.x), static_cast<float>(world.theta)};
+        observation = {static_cast<float>(world.x), static_cast<float>(world.theta)};
         const auto began = Clock::now();
-        const auto outputs = session.step(inputs, memory);
+        session.step(inputs, memory, outputs);
         times.push_back(std::chrono::duration<double, std::milli>(Clock::now() - began).count());
         const auto& logits = outputs.at("action").floats;
         const bool right = logits[1] > logits[0];

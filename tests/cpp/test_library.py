@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,12 @@ from tests.architectures import ARCHITECTURES
 from tests.cpp.program import DRIVER, ROOT, SIGNATURES, compiled, with_vocabulary
 from tests.parity.operations import Program
 from tests.sealing import sealed
+from tests.steps import observed
 from xl_export.artefact.export import export
 
 SMALL = 3 << 29  # bytes
 TALES = ROOT / "examples" / "stories" / "tales"
+CARTPOLE = ROOT / "examples" / "policy" / "cartpole"
 
 
 def changed(artefact: Path, folder: Path, change: Callable[[dict[str, Any]], object]) -> Path:
@@ -200,6 +203,63 @@ def test_a_token_at_which_the_caller_stops_is_not_fed(cpp: Program, artefacts: d
     part = started(cpp, ring).ask("generate", tokens=[1, 2], max_tokens=8, until=5, **question)
     assert (part["tokens"], part["positions"]) == (whole[:5], [6])
     assert cpp.ask("generate", tokens=whole[4:5], max_tokens=3, **question)["tokens"] == whole[5:]
+
+
+def test_a_cancelled_text_leaves_a_whole_memory(cpp: Program, artefacts: dict[str, Path]) -> None:
+    question = {"stream": "a", "temperature": 0}
+    ring = artefacts["ring"]
+    whole = started(cpp, ring).ask("generate", tokens=[1, 2], max_tokens=8, **question)["tokens"]
+    nothing = started(cpp, ring).ask("generate", tokens=[1, 2], max_tokens=8, cancel=0, **question)
+    assert (nothing["tokens"], nothing["positions"]) == ([], [0])
+    part = cpp.ask("generate", tokens=[1, 2], max_tokens=8, cancel=5, **question)
+    assert (part["tokens"], part["positions"]) == (whole[:5], [7])
+    assert cpp.ask("predict", stream="a", tokens=[[whole[5]]])["positions"] == [8]
+
+
+def test_a_text_may_begin_with_the_token_before_it(
+    cpp: Program, artefacts: dict[str, Path], tmp_path: Path
+) -> None:
+    size = json.loads((artefacts["ring"] / "spec.json").read_text())["model"]["vocab_size"]
+    question = {"stream": "a", "max_tokens": 8, "temperature": 0}
+    document = {"kind": "ids", "size": size, "special": {"first": 3}}
+    ids = with_vocabulary(artefacts["ring"], tmp_path / "ids", document)
+    expected = started(cpp, ids).ask("generate", tokens=[3, 1, 2], **question)
+    assert started(cpp, ids).ask("generate", text="1 2", bos=True, **question) == expected
+    assert started(cpp, ids).ask("generate", text="1 2", **question) != expected
+    started(cpp, artefacts["ring"])
+    assert "bos needs a token before a text" in cpp.refusal("generate", text="The", bos=True, **question)
+
+
+def test_outputs_have_their_shapes(cpp: Program, policy: Path) -> None:
+    cpp.ask("open", model=str(policy))
+    cpp.ask("start", stream="a", rows=2)
+    inputs = {name: array.ravel().tolist() for name, array in observed(2, 3, 0).items()}
+    answer = cpp.ask("step by name", stream="a", inputs=inputs)
+    expected = {
+        entry["name"]: entry["shape"] for entry in json.loads((policy / "spec.json").read_text())["outputs"]
+    }
+    sizes = {"batch": 2, "tokens": 3}
+    for name, shape in answer["shapes"].items():
+        assert shape == [sizes.get(size, size) for size in expected[name]]
+        assert len(answer["outputs"][name]) == np.prod(shape)
+
+
+@pytest.mark.parametrize("name", ["ring", "shift", "adaptive-softmax", "tales", "policy"])
+def test_later_steps_allocate_nothing(
+    name: str, artefacts: dict[str, Path], make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Of their own; ONNX Runtime does within a graph."""
+    if name == "adaptive-softmax":
+        folder = export(make_run(**ARCHITECTURES[name]), tmp_path / "artefact")
+    else:
+        folder = {"tales": TALES, "policy": CARTPOLE, **artefacts}[name]
+    program = compiled(Path(__file__).with_name("allocations.cpp"), "-O1")
+    printed = subprocess.run([program, folder], capture_output=True, text=True, check=True).stdout
+    counts = {line.rpartition(" ")[0]: int(line.rpartition(" ")[2]) for line in printed.splitlines()}
+    anew = {name: count for name, count in counts.items() if name.endswith("anew")}
+    assert all(count >= 19 for count in anew.values())  # so that allocations are counted at all
+    assert len(anew) == 1
+    assert {name: count for name, count in counts.items() if name not in anew and count} == {}
 
 
 def test_several_threads_use_one_session(cpp: Program, artefacts: dict[str, Path]) -> None:

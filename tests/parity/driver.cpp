@@ -1,4 +1,6 @@
-// Answers operations on an artefact, one line of JSON each (tests/parity/operations.py), with the C++ library.
+// Answers operations on an artefact, one line of JSON each (tests/parity/operations.py), with the C++
+// library.
+#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <iostream>
@@ -50,7 +52,8 @@ class Driver {
     if (op == "load") return put(xl_export::load(session(), text("file"), asked_.find("adopt") != nullptr));
     if (op == "fork") return fork();
     if (op == "pad") return stream().memory.positions = ids("positions"), positions();
-    if (op == "restart") return stream().last.clear(), stream().memory.positions.at(size("row")) = 0, positions();
+    if (op == "restart")
+      return stream().last.clear(), stream().memory.positions.at(size("row")) = 0, positions();
     if (op == "save") return xl_export::save(stream().memory, text("file")), positions();
     if (op == "step") return step();
     if (op == "step by name") return step_by_name();
@@ -60,8 +63,8 @@ class Driver {
     if (op == "threads") return threads();
     if (op == "vocabulary") return vocabulary();
     if (op == "encode")
-      return "{\"tokens\": " + listed(words().encode(asked_.at("text").string())) + ", \"size\": " +
-             std::to_string(words().size()) + "}";
+      return "{\"tokens\": " + listed(words().encode(asked_.at("text").string())) +
+             ", \"size\": " + std::to_string(words().size()) + "}";
     if (op == "decode") return decode();
     if (op == "draw") return draw();
     if (op == "uniforms") return uniforms();
@@ -88,8 +91,8 @@ class Driver {
     }
     session_ = &found->second;
     const xl_export::Spec& spec = session_->spec();
-    return "{\"size\": " + std::to_string(spec.vocabulary) + ", \"segment\": " + std::to_string(spec.segment) +
-           ", \"kernel\": \"" + session_->kernel() + "\"}";
+    return "{\"size\": " + std::to_string(spec.vocabulary) +
+           ", \"segment\": " + std::to_string(spec.segment) + ", \"kernel\": \"" + session_->kernel() + "\"}";
   }
 
   std::string check() {
@@ -113,7 +116,7 @@ class Driver {
     const auto size = static_cast<std::size_t>(session().spec().vocabulary);
     stream().last.clear();
     for (std::size_t end = length * size; end <= logits.size(); end += length * size)
-      stream().last.insert(stream().last.end(), logits.begin() + (end - size), logits.begin() + end);
+      stream().last.insert(stream().last.end(), logits.data() + (end - size), logits.data() + end);
     return positions("\"logits\": " + listed(logits));
   }
 
@@ -129,11 +132,13 @@ class Driver {
         else
           array.floats.push_back(std::strtof(number.text.c_str(), nullptr));
       }
-    std::string outputs;
-    for (const auto& [name, array] : session().step(fed, stream().memory))
-      outputs += (outputs.empty() ? "\"" : ", \"") + name + "\": " +
-                 (array.floats.empty() ? listed(array.integers) : listed(array.floats));
-    return positions("\"outputs\": {" + outputs + "}");
+    std::string outputs, shapes;
+    for (const auto& [name, array] : session().step(fed, stream().memory)) {
+      const std::string begin = (outputs.empty() ? "\"" : ", \"") + name + "\": ";
+      outputs += begin + (array.floats.empty() ? listed(array.integers) : listed(array.floats));
+      shapes += begin + listed(array.shape);
+    }
+    return positions("\"outputs\": {" + outputs + "}, \"shapes\": {" + shapes + "}");
   }
 
   std::string predict() {
@@ -184,15 +189,24 @@ class Driver {
       for (const Value& each : stop->list()) options.stop.push_back(each.string());
     std::vector<std::int64_t> drawn;
     std::string pieces, whole, ended = "null";
-    const auto prompt = asked_.find("text") ? session().vocabulary().encode(text("text")) : ids("tokens");
-    xl_export::generate(session(), memory, prompt, options, [&](const xl_export::Piece& piece) {
+    options.bos = asked_.find("bos");
+    // After how many tokens the caller cancels; that is checked before the next one.
+    const std::size_t cancelled = asked_.find("cancel") ? size("cancel") : SIZE_MAX;
+    std::atomic<bool> cancel{cancelled == 0};
+    options.cancel = &cancel;
+    const auto each = [&](const xl_export::Piece& piece) {
       const char* reasons[] = {"null", "\"end\"", "\"stop\"", "\"length\""};
       drawn.push_back(piece.token);
       append(pieces, piece.text);
       whole += piece.text;
       ended = reasons[static_cast<int>(piece.ended)];
+      cancel = drawn.size() == cancelled;
       return drawn.size() != until;
-    });
+    };
+    const xl_export::Ended why = asked_.find("text")
+                                     ? xl_export::generate(session(), memory, text("text"), options, each)
+                                     : xl_export::generate(session(), memory, ids("tokens"), options, each);
+    if (ended == "null" && why != xl_export::Ended::cancelled) throw std::logic_error("another reason");
     std::string shown;
     append(shown, whole);
     return "{\"tokens\": " + listed(drawn) + ", \"pieces\": [" + pieces + "], \"text\": " + shown +
@@ -295,7 +309,8 @@ class Driver {
   }
 
   std::string positions(const std::string& more = "") {
-    return "{" + more + (more.empty() ? "" : ", ") + "\"positions\": " + listed(stream().memory.positions) + "}";
+    return "{" + more + (more.empty() ? "" : ", ") + "\"positions\": " + listed(stream().memory.positions) +
+           "}";
   }
 
   // The tokens [B, T] row by row, and T.
@@ -323,7 +338,8 @@ class Driver {
 
   std::vector<std::int64_t> ids(const char* name) const {
     std::vector<std::int64_t> numbers;
-    for (const Value& number : asked_.at(name).list()) numbers.push_back(number.integer(INT64_MIN, INT64_MAX));
+    for (const Value& number : asked_.at(name).list())
+      numbers.push_back(number.integer(INT64_MIN, INT64_MAX));
     return numbers;
   }
 

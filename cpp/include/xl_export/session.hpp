@@ -2,6 +2,7 @@
 #ifndef XL_EXPORT_SESSION_HPP
 #define XL_EXPORT_SESSION_HPP
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -91,8 +92,10 @@ class Session {
              Span<float> log_probs) const;
   std::vector<float> score(View<std::int64_t> tokens, View<std::int64_t> targets, Memory& memory) const;
 
-  // Logits [V] after any number of tokens of one stream, fed in segments.
-  void feed(View<std::int64_t> tokens, Memory& memory, Span<float> logits) const;
+  // Logits [V] after any number of tokens of one stream, fed in segments. Returns false, without logits, if
+  // `cancel` was set before the last segment.
+  bool feed(View<std::int64_t> tokens, Memory& memory, Span<float> logits,
+            const std::atomic<bool>* cancel = nullptr) const;
   std::vector<float> feed(View<std::int64_t> tokens, Memory& memory) const;
 
   // The outputs of any other step by name, which are made as large as they must be. inputs: [B, T, …] or, of

@@ -21,12 +21,18 @@ struct SpecialTokens {
   std::int64_t padding = -1;
   std::int64_t end_of_line = -1;
   std::int64_t first = -1;  // preceded each text in training
+
+  // The token from which a model has learned to predict the first token of a text.
+  std::int64_t before_text() const;
 };
 
 // Decodes one stream of tokens. What add() returns for its tokens one by one, and then rest(), is together
 // the text of all of them. Each is valid until the next call.
 class Decoder {
  public:
+  Decoder() {
+    for (std::string* text : {&held_, &text_}) text->reserve(64);  // longer than most tokens
+  }
   virtual ~Decoder() = default;
 
   // The text that one more token settles: no later token can change it.
