@@ -1,12 +1,25 @@
 // Continues a text, and prints it as it grows:
 //
 //   stream ARTEFACT "Once upon a time" [TOKENS [TEMPERATURE [SEED]]]
-#include <cstdlib>
 #include <exception>
 #include <iostream>
+#include <sstream>
+#include <stdexcept>
 #include <string>
 
 #include "xl_export.hpp"
+
+namespace {
+
+// Replaces a number by the one that a word says.
+template <class Number>
+void read(Number& number, const std::string& word) {
+  std::istringstream stream(word);
+  if (!(stream >> number) || !stream.eof())
+    throw std::runtime_error(word + " is no number; usage: stream ARTEFACT PROMPT [TOKENS [TEMPERATURE [SEED]]]");
+}
+
+}  // namespace
 
 int main(int count, char** arguments) {
   if (count < 3) {
@@ -16,16 +29,16 @@ int main(int count, char** arguments) {
   try {
     const auto session = xl_export::Session::open(arguments[1]);
     xl_export::GenerateOptions options;
-    if (count > 3) options.max_tokens = std::atoll(arguments[3]);
     auto sampler = session.sampler();
-    if (count > 4) sampler.temperature = std::atof(arguments[4]);
+    if (count > 3) read(options.max_tokens, arguments[3]);
+    if (count > 4) read(sampler.temperature, arguments[4]);
+    if (count > 5) read(options.seed, arguments[5]);
     options.sampler = sampler;
-    if (count > 5) options.seed = std::strtoull(arguments[5], nullptr, 10);
     auto memory = session.start();
-    const auto prompt = session.vocabulary().encode(arguments[2]);
-    std::cout << arguments[2] << std::flush;
-    xl_export::generate(session, memory, prompt, options, [](const xl_export::Piece& piece) {
-      std::cout << piece.text << std::flush;
+    std::string before = arguments[2];  // printed once the prompt and the options were accepted
+    xl_export::generate(session, memory, before, options, [&](const xl_export::Piece& piece) {
+      std::cout << before << piece.text << std::flush;
+      before.clear();
       return true;
     });
     std::cout << '\n';

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CPP = ROOT / "cpp"
 DRIVER = ROOT / "tests" / "parity" / "driver.cpp"
 BUILD = ROOT / "build" / "cpp"  # what was compiled stays there, under a hash of what it was compiled from
-STRICT = ("-std=c++17", "-Wall", "-Wextra", "-Werror")
+STRICT = ("-std=c++17", "-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Werror")
 OPENSSL = Path("/usr/include/openssl/evp.h").exists()
 # Flags of a library that verifies signatures; without OpenSSL's headers it refuses every key.
 SIGNATURES = ("-DXL_EXPORT_SIGNATURES", "-Wl,--no-as-needed", "-lcrypto") if OPENSSL else ()

@@ -14,8 +14,9 @@ import pytest
 
 from runtimes import check, open_session
 from runtimes.contract.saved_streams import load_memory
-from tests.cpp.program import CPP, ROOT, onnxruntime_library
+from tests.cpp.program import CPP, DRIVER, ROOT, compiled, onnxruntime_library
 from tests.docs.pages import blocks, difference
+from tests.parity.operations import Program, Reference
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 GUIDE = "docs/guides/cpp.md"
@@ -67,6 +68,25 @@ def test_the_commands_of_the_guide_print_what_it_shows(printed: tuple[Path, dict
     assert "build/cpp/check artefact" in shown
     for command, expected in shown.items():
         assert difference(expected, printed[1][command]) is None, command
+
+
+def test_a_wrong_number_is_refused_before_anything_is_printed(programs: Path) -> None:
+    for words in (("abc",), ("12", "cold"), ("12", "0", "x"), ("0",)):
+        ended = subprocess.run(
+            [programs / "stream", TALES, PROMPT, *words], capture_output=True, text=True, check=False
+        )
+        assert (ended.returncode, ended.stdout) == (2, ""), words
+        assert ended.stderr.count("\n") == 1
+
+
+def test_clang_compiles_the_library_without_a_warning(artefacts: dict[str, Path], tmp_path: Path) -> None:
+    program = Program(compiled(DRIVER, "-O1", compiler="clang++"), tolerance=1e-5)
+    program.ask("open", model=str(artefacts["ring"]))
+    for name in ("python", "own"):
+        (tmp_path / name).mkdir()
+    reference = Reference.of(artefacts["ring"], tmp_path / "python")
+    assert "generate" in reference.check(program, tmp_path / "own")
+    assert program.close() == 0
 
 
 def test_check_replays_the_reference(programs: Path, artefacts: dict[str, Path]) -> None:
