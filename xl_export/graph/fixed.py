@@ -55,6 +55,13 @@ class FixedStep(StepGraph):
         self.B = spec.fixed_rows
         self.T = tokens or spec.rule.segment
 
+    def scores(self, query: ir.Value, key: ir.Value) -> ir.Value:
+        if self.T > 1:
+            return super().scores(query, key)
+        # The few numbers of one query change places, and not those of the memory.
+        op, swapped = self.op, [0, 1, 3, 2]
+        return op.Transpose(op.MatMul(key, op.Transpose(query, perm=swapped)), perm=swapped)
+
     def split_heads(self, x: ir.Value) -> ir.Value:
         op = self.op
         if self.T == 1:  # nothing changes places

@@ -63,6 +63,10 @@ class Layers:
             self.weight(name + "contract.bias"),
         )
 
+    def scores(self, query: ir.Value, key: ir.Value) -> ir.Value:
+        """Products [B, H, T, J] of queries [B, H, T, K] and keys [B, H, J, K]."""
+        return self.op.MatMul(query, self.op.Transpose(key, perm=[0, 1, 3, 2]))
+
     def split_heads(self, x: ir.Value) -> ir.Value:
         """Returns [B, H, T, K] of [B, T, H·K]."""
         return self.op.Transpose(

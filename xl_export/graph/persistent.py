@@ -34,7 +34,7 @@ def attend_in_products(
     keys, whose answers are then 0; None if all queries see a key.
     """
     op = layers.op
-    scores = op.Add(op.MatMul(content, op.Transpose(key, perm=[0, 1, 3, 2])), bias)
+    scores = op.Add(layers.scores(content, key), bias)
     answer = op.MatMul(op.Softmax(scores, axis=-1), value)
     return answer if sees is None else op.Mul(answer, sees)
 
@@ -68,7 +68,7 @@ def attend_by_parts(
     last = op.constant(np.array([3]))
     if gate is not None:
         bias = op.Max(bias, op.constant(LEAST_SCORE))
-    weights = op.Add(op.MatMul(content, op.Transpose(key, perm=[0, 1, 3, 2])), bias)
+    weights = op.Add(layers.scores(content, key), bias)
     if persistent is None:
         weights = op.Softmax(weights, axis=-1)
     else:
