@@ -107,7 +107,7 @@ inline constexpr char format_tables[] = R"json({
       "concern": {"any": [{"text": []}, {"null": []}]},
       "trained_tokens": {"any": [{"integer": [0, 9007199254740991]}, {"null": []}]},
       "opset": {"integer": [1, 1000]},
-      "storage": {"choice": ["external", "single-file", "ort"]},
+      "storage": {"choice": ["external", "single-file", "ort", "fused-ort"]},
       "without": {"list": {"choice": ["padding", "unequal", "cuts", "rows"]}},
       "fixed_rows": {"any": [{"integer": [1, 65536]}, {"null": []}]},
       "fixed_tokens": {"list": {"integer": [1, 16777216]}},
@@ -411,7 +411,8 @@ inline constexpr char format_tables[] = R"json({
   "graph_files": {
     "external": ["step.onnx", "weights.bin"],
     "single-file": ["step.onnx"],
-    "ort": ["step.ort"]
+    "ort": ["step.ort"],
+    "fused-ort": ["fused.ort"]
   },
   "external_files": ["fused.onnx", "weights.bin"],
   "needed": ["reference.json", "reference.bin"],

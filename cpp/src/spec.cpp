@@ -35,7 +35,7 @@ bool Spec::lossy() const {
 }
 
 const char* Spec::graph_file() const {
-  return storage == "ort" ? "step.ort" : "step.onnx";
+  return storage == "ort" ? "step.ort" : storage == "fused-ort" ? "fused.ort" : "step.onnx";
 }
 
 std::string Spec::graph_of(std::int64_t tokens) const {

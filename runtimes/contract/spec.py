@@ -78,6 +78,7 @@ ORT_GRAPH = "step.ort"
 OPERATORS = "required_operators.config"
 # The same step for the fused operator, over the same weights; absent where it does not serve the model.
 FUSED = "fused.onnx"
+FUSED_ORT = "fused.ort"  # in ONNX Runtime's own format, instead of every other graph
 # The same step for ONNX Runtime's CUDA provider, with attention as one node; absent unless asked for.
 CUDA_GRAPH = "cuda.onnx"
 LETTERS = string.ascii_letters + string.digits + "_"
@@ -93,12 +94,13 @@ Exporter = Literal["graph", "trace"]
 # Whose answers the reference holds. `exported`: PyTorch's. `stored-weights`: of the stored weights in
 # fp32, for quantised weights. `memory-in-bytes`: PyTorch's, whose memory is rounded to int8 too.
 Answers = Literal["exported", "stored-weights", "memory-in-bytes"]
-# Files of graph and weights: `step.onnx` with `weights.bin`, only `step.onnx`, or `step.ort`.
-Storage = Literal["external", "single-file", "ort"]
+# Files of graph and weights: `step.onnx` with `weights.bin`, only `step.onnx`, `step.ort` or `fused.ort`.
+Storage = Literal["external", "single-file", "ort", "fused-ort"]
 GRAPH_FILES: dict[Storage, tuple[str, ...]] = {
     "external": (GRAPH, WEIGHTS),
     "single-file": (GRAPH,),
     "ort": (ORT_GRAPH,),
+    "fused-ort": (FUSED_ORT,),
 }
 
 
@@ -339,8 +341,25 @@ class Spec:
 
     @property
     def graph_file(self) -> str:
-        """The name of the file with the graph of standard operators."""
+        """The name of the file with the graph: of standard operators, unless the artefact has none."""
         return GRAPH_FILES[self.storage][0]
+
+    @property
+    def fused_graph_file(self) -> str | None:
+        """The name of the file with the graph for the fused operator; None if the artefact has none."""
+        if self.only_fused:
+            return self.graph_file
+        return FUSED if FUSED in self.files else None
+
+    @property
+    def only_fused(self) -> bool:
+        """Whether the only graph is for the fused operator."""
+        return self.storage == "fused-ort"
+
+    @property
+    def in_ort_format(self) -> bool:
+        """Whether graph and weights are one file of ONNX Runtime's own format."""
+        return self.storage in ("ort", "fused-ort")
 
     @cached_property
     def token_graphs(self) -> dict[int, str]:
@@ -411,10 +430,10 @@ def refuse_unless_onnx(spec: Spec, folder: Path, *, what: str) -> None:
 
     what: what needs it so, in words.
     """
-    if spec.storage == "ort":
+    if spec.in_ort_format:
         raise ConfigError(
-            f"{folder} has its graph in {ORT_GRAPH}, and {what} needs {GRAPH}; export the run again without "
-            "--ort."
+            f"{folder} has its graph in {spec.graph_file}, and {what} needs {GRAPH}; export the run again "
+            f"without --{spec.storage}."
         )
 
 

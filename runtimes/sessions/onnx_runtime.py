@@ -20,6 +20,7 @@ from runtimes.contract.memory import Memory
 from runtimes.contract.spec import (
     CUDA_GRAPH,
     FUSED,
+    FUSED_ORT,
     GRAPH,
     ORT_GRAPH,
     VOCAB,
@@ -118,8 +119,8 @@ class OrtSession(GraphSession):
         """
         spec = load_spec(folder)
         return describe_spec(spec, folder) | {
-            "computed_by": COMPUTED_BY["fused" if chosen_library(spec) else "standard"],
-            "fused_graph": FUSED in spec.files,
+            "computed_by": COMPUTED_BY["fused" if spec.only_fused or chosen_library(spec) else "standard"],
+            "fused_graph": spec.fused_graph_file is not None,
             "fused_kernel_built": fused_cpu.built() is not None,
             "fused_kernel_variant": fused_cpu.variant(),
         }
@@ -150,7 +151,7 @@ class OrtSession(GraphSession):
     ) -> OrtSession:
         """The same for an artefact that is being read by `read_artefact`."""
         library = chosen_library(spec, kernel)
-        graph = folder / (FUSED if library else spec.graph_file)
+        graph = folder / ((library and spec.fused_graph_file) or spec.graph_file)
         for name in {graph.name, *spec.token_graphs.values()}:
             refuse_foreign(spec, folder / name, contents[name])
         return cls(
@@ -283,7 +284,7 @@ def read_artefact(
 
     The weights are verified at the end of the `with` statement; see `open_artefact`.
     """
-    wanted = (GRAPH, ORT_GRAPH, FUSED, CUDA_GRAPH, WEIGHTS, *VOCAB_FILES)
+    wanted = (GRAPH, ORT_GRAPH, FUSED, FUSED_ORT, CUDA_GRAPH, WEIGHTS, *VOCAB_FILES)
     return open_artefact(folder, wanted=wanted, identity=identity)
 
 
@@ -299,7 +300,7 @@ def refuse_foreign(spec: Spec, graph: Path, content: Content) -> None:
     """Raises ArtefactError for a graph with loops, compiled code, or tensors in files that are not the
     artefact's.
     """
-    if spec.storage == "ort":
+    if spec.in_ort_format:
         refuse_foreign_ort_graph(content, name=str(graph))
     else:
         files = [WEIGHTS] if spec.storage == "external" else []
@@ -325,7 +326,7 @@ def load_graph(
     in_layers = tokens is None and LAYER in bytes(contents[graph.name])
     options.add_session_config_entry(SPIN, str(LAYER_SPIN_MICROSECONDS if in_layers else SPIN_MICROSECONDS))
     # Otherwise ONNX Runtime would tell the format from the first bytes.
-    options.add_session_config_entry(FORMAT, "ORT" if spec.storage == "ort" else "ONNX")
+    options.add_session_config_entry(FORMAT, "ORT" if spec.in_ort_format else "ONNX")
     options.log_severity_level = FATAL  # errors are raised; device discovery warns where there is no GPU
     if spec.target == "tensorrt":
         # Engines multiply by dequantised weights as they are; ONNX Runtime would round activations too.
@@ -350,14 +351,19 @@ def chosen_library(spec: Spec, kernel: KernelChoice = "auto") -> Path | None:
     `OrtSession.open`.
     """
     if kernel == "standard":
+        if spec.only_fused:
+            raise ConfigError(
+                f"this artefact has only {FUSED_ORT}, which needs the fused operator; export the run again "
+                "without --fused-ort for the standard operators."
+            )
         return None
-    library = fused_cpu.built() if FUSED in spec.files else None
-    if kernel == "fused" and library is None:
+    library = fused_cpu.built() if spec.fused_graph_file else None
+    if library is None and (kernel == "fused" or spec.only_fused):
         unserved = "does not serve this artefact's model and memory"
-        missing = "is not built on this machine" if FUSED in spec.files else unserved
+        missing = "is not built on this machine" if spec.fused_graph_file else unserved
+        other = "export without --fused-ort" if spec.only_fused else "use the standard operators"
         raise ConfigError(
-            f"the fused operator {missing}; build it with `xl-export fused-kernel`, "
-            "or use the standard operators."
+            f"the fused operator {missing}; build it with `xl-export fused-kernel`, or {other}."
         )
     return library
 

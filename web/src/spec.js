@@ -298,7 +298,10 @@ export function refuseUnserved(spec, where) {
     spec.target === "tensorrt",
     "is written for TensorRT, which no browser has; export with --target onnxruntime or web",
   );
-  refuse(!Object.hasOwn(spec.files, GRAPH), `has no ${GRAPH}; export the run again without --ort`);
+  refuse(
+    !Object.hasOwn(spec.files, GRAPH),
+    `has no ${GRAPH}; export the run again without --${spec.storage}`,
+  );
   refuse(
     bytesPerStream(spec) > MOST_BYTES,
     "has a memory larger than WebAssembly can hold; export a smaller one",

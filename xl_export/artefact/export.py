@@ -90,7 +90,8 @@ def export(
       other runtimes know (`xl_export/graph/fixed.py`).
     - attention: `plugin` is what `--attention-as` calls node, and `native` what it calls operators.
     - storage: `external` writes the weights next to the graph, `single-file` into it, and `ort` writes both
-      in ONNX Runtime's own format, for mobile (`xl_export/artefact/pack.py`).
+      in ONNX Runtime's own format, for mobile; `fused-ort` does so with the graph for the fused operator only
+      (`xl_export/artefact/pack.py`).
 
     `ExportOptions` has the range of each, and what does not fit together.
 
@@ -134,7 +135,15 @@ def export(
         trained_tokens=history.trained_tokens if history else None,
         storage=storage,
     )
-    others = [FUSED] if fused_cpu.takes(spec) and storage == "external" else []
+    if storage == "fused-ort" and not (fused_cpu.takes(spec) and built()):
+        reason = "is not built on this machine"
+        if not fused_cpu.takes(spec):
+            reason = "does not serve this model and memory"
+        raise ConfigError(
+            f"--fused-ort writes a graph for the fused operator, which {reason}; build it with `xl-export "
+            "fused-kernel`, or give --ort."
+        )
+    others = [FUSED] if fused_cpu.takes(spec) and storage in ("external", "fused-ort") else []
     if attention == "plugin" and target == "onnxruntime":
         cuda.refuse_unfit(spec, trained.config.model)
         others.append(CUDA_GRAPH)

@@ -124,10 +124,10 @@ class ExportOptions:
                 f"--{self.storage} is for --target onnxruntime, and --target is {self.target}; leave out one "
                 "of them."
             )
-        if self.storage == "ort" and self.precision == "int8-stored":
+        if self.storage in ("ort", "fused-ort") and self.precision == "int8-stored":
             raise ConfigError(
-                "--ort writes int8-stored weights as fp32, because its converter computes what loading "
-                "would; give --precision int8, or leave out --ort."
+                f"--{self.storage} writes int8-stored weights as fp32, because its converter computes what "
+                f"loading would; give --precision int8, or leave out --{self.storage}."
             )
         if self.target == "web" and self.has_scaled_memory:
             raise ConfigError(

@@ -17,8 +17,9 @@ from runtimes.base.errors import ArtefactError, ConfigError, first_line
 from runtimes.base.files import atomic_file
 from runtimes.contract.precision import PRESETS, Precision
 from runtimes.contract.reference import Reference
-from runtimes.contract.spec import GRAPH, OPERATORS, ORT_GRAPH, WEIGHTS, Spec, Storage
+from runtimes.contract.spec import FUSED, GRAPH, OPERATORS, WEIGHTS, Spec, Storage
 from runtimes.contract.vocabulary import Vocab
+from runtimes.sessions import fused_cpu
 from runtimes.sessions.onnx_runtime import OrtSession
 from xl_export.artefact.validate import refuse_other_answers
 from xl_export.graph.ops import quiet
@@ -42,21 +43,24 @@ def _refuse_size(num_bytes: int, storage: Storage) -> None:
 
 
 def pack(spec: Spec, vocab: Vocab, folder: Path, reference: Reference) -> Spec:
-    """Replaces `step.onnx` and `weights.bin` in a folder by the file of the spec's storage.
+    """Replaces the graphs and `weights.bin` in a folder by the file of the spec's storage.
 
     Returns the spec with the bytes of the new file in its measurements. Raises ConfigError if the weights are
     too large for it, and ArtefactError if its answers differ from what was packed.
     """
     _refuse_size(sum((folder / name).stat().st_size for name in (GRAPH, WEIGHTS)), spec.storage)
-    whole = OrtSession(dataclasses.replace(spec, storage="external"), vocab, folder / GRAPH)
-    if spec.storage == "ort":
-        _as_ort(folder)
+    library = fused_cpu.built() if spec.only_fused else None
+    graph = folder / (FUSED if spec.only_fused else GRAPH)
+    whole = OrtSession(dataclasses.replace(spec, storage="external"), vocab, graph, library=library)
+    if spec.in_ort_format:
+        _as_ort(graph, folder / spec.graph_file, library)
     else:
         model = ir.external_data.load_to_model(ir.load(folder / GRAPH))
         with atomic_file(folder / GRAPH) as temporary:
             ir.save(model, temporary, format="protobuf")
-    (folder / WEIGHTS).unlink(missing_ok=True)
-    packed = OrtSession(spec, vocab, folder / spec.graph_file)
+    for name in {GRAPH, FUSED, WEIGHTS} - {spec.graph_file}:
+        (folder / name).unlink(missing_ok=True)
+    packed = OrtSession(spec, vocab, folder / spec.graph_file, library=library)
     refuse_other_answers(packed, whole, reference, option=f"--{spec.storage}")
     if spec.measured is None:
         return spec
@@ -64,30 +68,33 @@ def pack(spec: Spec, vocab: Vocab, folder: Path, reference: Reference) -> Spec:
     return dataclasses.replace(spec, measured=dataclasses.replace(spec.measured, num_bytes=num_bytes))
 
 
-def _as_ort(folder: Path) -> None:
-    """Writes `step.ort` and the list of its operators with ONNX Runtime's converter, and removes the graph.
+def _as_ort(graph: Path, out: Path, library: Path | None) -> None:
+    """Writes a graph and the list of its operators in the format of ONNX Runtime, with its converter.
 
-    The converter optimises the graph for any processor, so it leaves out what only this one could compute.
+    library: of the fused operator, if the graph uses it. The converter optimises the graph for any processor,
+    so it leaves out what only this one could compute.
     """
     from onnxruntime.tools.convert_onnx_models_to_ort import (
         OptimizationStyle,
         convert_onnx_models_to_ort,
     )
 
-    with tempfile.TemporaryDirectory(dir=folder) as name:
+    with tempfile.TemporaryDirectory(dir=out.parent) as name:
         made = Path(name)
         try:
             with quiet():  # the converter prints, and warns of a file that it leaves open
                 convert_onnx_models_to_ort(
-                    folder / GRAPH, output_dir=made, optimization_styles=[OptimizationStyle.Fixed]
+                    graph,
+                    output_dir=made,
+                    optimization_styles=[OptimizationStyle.Fixed],
+                    custom_op_library_path=library,
                 )
         except Exception as error:  # ONNX Runtime's errors have no common base class
             raise ArtefactError(
                 f"ONNX Runtime could not write the graph in its own format ({first_line(error)}); export "
-                "without --ort, or with another onnxruntime."
+                "in another storage, or with another onnxruntime."
             ) from error
-        operators = made / f"{Path(GRAPH).stem}.{OPERATORS}"
+        operators = made / f"{graph.stem}.{OPERATORS}"
         lines = [line for line in operators.read_text().splitlines() if not line.startswith("#")]
-        (folder / OPERATORS).write_text("\n".join(line for line in lines if line) + "\n")
-        shutil.move(made / ORT_GRAPH, folder / ORT_GRAPH)
-    (folder / GRAPH).unlink()
+        out.with_name(OPERATORS).write_text("\n".join(line for line in lines if line) + "\n")
+        shutil.move(made / out.name, out)

@@ -40,7 +40,7 @@ from xl_export.cli.options import (
 ATTENTION_AS: dict[str, Attention] = {"node": "plugin", "operators": "native"}
 RULE = [each.field.name for each in declared(MemoryRule)]
 # Options that a model of Hugging Face has no use for: it is traced, and its memory is its own.
-FOR_RUNS = {"exporter", "memory", "attention", "single_file", "ort", *RULE} - {"segment"}
+FOR_RUNS = {"exporter", "memory", "attention", "single_file", "ort", "fused_ort", *RULE} - {"segment"}
 
 
 class Counts(click.ParamType):
@@ -87,6 +87,11 @@ class Counts(click.ParamType):
     help="Write graph and weights as step.ort, the format of ONNX Runtime for mobile, and "
     "required_operators.config for a reduced build of it.",
 )
+@click.option(
+    "--fused-ort",
+    is_flag=True,
+    help="The same as fused.ort, which needs the fused CPU operator on the device and hardly any other.",
+)
 @triton_option
 @triton_backend_option
 @force_option
@@ -97,6 +102,7 @@ def export_command(
     attention: str | None,
     single_file: bool,
     ort: bool,
+    fused_ort: bool,
     triton: Path | None,
     triton_backend: str,
     force: bool,
@@ -130,11 +136,14 @@ def export_command(
     with needs("cpu,export", *PACKAGES):
         from xl_export.artefact.validate import FailingCheckWarning
         from xl_export.deployment.model_repository import model_folder, write_model, write_session
-    if single_file and ort:
-        raise UserError("--ort writes one file already, step.ort; leave out --single-file.")
+    storages: dict[Storage, bool] = {"single-file": single_file, "ort": ort, "fused-ort": fused_ort}
+    chosen = [name for name, given in storages.items() if given]
+    if len(chosen) > 1:
+        raise UserError(f"--{chosen[0]} and --{chosen[1]} write different files; give one of them.")
+    storage = chosen[0] if chosen else "external"
     session = triton_backend == "python"
-    if ort and triton and not session:
-        raise UserError("--triton needs the graph as step.onnx; leave out --ort.")
+    if (ort or fused_ort) and triton and not session:
+        raise UserError(f"--triton needs the graph as step.onnx; leave out --{storage}.")
     if session and (choices["memory"] not in (None, "ring") or choices["target"] == "web"):
         raise UserError(
             "--triton-backend python needs memory that is written in place; give --memory ring and another "
@@ -148,7 +157,6 @@ def export_command(
         if pretrained:
             notes = _export_pretrained(run, out, force=force, **choices)
         else:
-            storage: Storage = "single-file" if single_file else "ort" if ort else "external"
             attention_as = ATTENTION_AS[attention] if attention else None
             _export_run(run, out, attention=attention_as, storage=storage, force=force, **choices)
     report = check(out, device="cpu")

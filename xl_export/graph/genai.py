@@ -29,7 +29,7 @@ def takes(spec: Spec) -> bool:
     positions, with sizes that vary.
     """
     one_shape = len({state.shape for state in spec.state}) == 1
-    in_a_ring = spec.in_place and not spec.linear_ring and spec.storage != "ort" and not spec.fixed_rows
+    in_a_ring = spec.in_place and not spec.linear_ring and not spec.in_ort_format and not spec.fixed_rows
     varies = not spec.token_graphs and not spec.model.selective
     return in_a_ring and varies and one_shape and spec.state_dtype == "float32"
 

@@ -58,7 +58,7 @@ struct Spec {
   std::string precision;  // of the weights
   std::string exporter;   // what made the graph: graph or trace
   std::string target;     // onnxruntime, tensorrt or web
-  std::string storage;    // where graph and weights are: external, single-file or ort
+  std::string storage;    // where graph and weights are: external, single-file, ort or fused-ort
   double tolerance = 0, mean_tolerance = 0;  // of `check`, in nats
   // Largest and mean change of a traced module's answers if its weights are rounded once more, in nats.
   double rounding = 0, mean_rounding = 0;

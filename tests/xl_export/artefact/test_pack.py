@@ -14,7 +14,19 @@ from runtimes import check, generate, load_memory, open_session, save_memory
 from runtimes.base.errors import ArtefactError, UserError
 from runtimes.base.sealed import file_facts
 from runtimes.contract.sampling import Sampler
-from runtimes.contract.spec import FUSED, GRAPH, OPERATORS, ORT_GRAPH, WEIGHTS, Spec, load_spec, save_spec
+from runtimes.contract.spec import (
+    FUSED,
+    FUSED_ORT,
+    GRAPH,
+    OPERATORS,
+    ORT_GRAPH,
+    WEIGHTS,
+    Spec,
+    load_spec,
+    save_spec,
+)
+from runtimes.sessions import fused_cpu
+from runtimes.sessions.onnx_runtime import OrtSession
 from tests.commands import refused, xl
 from tests.sealing import identity
 from xl_export.artefact import pack as packing
@@ -80,6 +92,41 @@ def test_the_operators_of_an_ort_file_are_listed(packed: dict[str, Path]) -> Non
     operators = {name for line in lines for name in line.split(";")[2].split(",")}
     assert {"Attention", "TensorScatter", "MatMul"} <= operators
     assert {line.split(";")[0] for line in lines} <= {"ai.onnx", "com.microsoft"}
+
+
+def test_the_fused_graph_may_be_the_only_one(
+    run: Path,
+    artefacts: dict[str, Path],
+    tokens: np.ndarray,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "none"))
+    command = ("export", run, "--out", tmp_path / "small", "--fused-ort", "--precision", "int8")
+    refused(xl(*command), "is not built on this machine; build it with `xl-export fused-kernel`")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    fused_cpu.build()
+    assert "small is ready" in xl(*command).stdout
+    assert check(tmp_path / "small").passed
+
+    folder = export(run, tmp_path / "artefact", storage="fused-ort")
+    graphs = {GRAPH, WEIGHTS, FUSED, ORT_GRAPH, FUSED_ORT, OPERATORS}
+    assert graphs & {path.name for path in folder.iterdir()} == {FUSED_ORT, OPERATORS}
+    # A reduced build of ONNX Runtime needs none of its own operators for a small model.
+    operators = (folder / OPERATORS).read_text().splitlines()
+    assert operators == ["xl_export;1;ConstantProduct,ConstantRows,RingRelativeLayer"]
+    session, standard = open_session(folder), OrtSession.open(artefacts["ring"], kernel="standard")
+    assert session.kernel == "fused"
+    memories = session.start(2), standard.start(2)
+    for segment in np.split(tokens[:80].reshape(2, -1), 5, axis=1):
+        mine, theirs = session.step(segment, memories[0])[0], standard.step(segment, memories[1])[0]
+        assert np.abs(mine - theirs).max() < 1e-4
+    with pytest.raises(UserError, match=r"has only fused\.ort, which needs the fused operator"):
+        OrtSession.open(folder, kernel="standard")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "none"))
+    with pytest.raises(UserError, match=r"not built on this machine; .* or export without"):
+        open_session(folder)
+    assert xl("info", folder).exit_code == 0
 
 
 def test_what_needs_another_file_is_refused(packed: dict[str, Path], tmp_path: Path) -> None:

@@ -153,7 +153,9 @@ EXPORT = [
         ("--target web --exporter trace", "target traced"),
         # single files
         ("--ort --single-file", "--single-file"),
+        ("--ort --fused-ort", "--fused-ort"),
         ("--ort --target tensorrt", "--ort --target"),
+        ("--fused-ort --memory shift", "--fused-ort"),
     )),
 ]  # fmt: skip
 
