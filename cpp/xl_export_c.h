@@ -24,9 +24,9 @@ typedef struct xl_memory xl_memory;
 const char* xl_last_error(void);
 
 /* Opens an artefact, every hash verified. threads: 0 leaves the number to ONNX Runtime. fused_library: the
-   file of the fused operator, or NULL for the standard operators. The first call sets the environment
-   variable ORT_DISABLE_TELEMETRY unless it is set. Set it yourself, to 1, before other threads start that may
-   read the environment. */
+   file of the fused operator, or NULL for the one that is built in, if there is one, or else the standard
+   operators. The first call sets the environment variable ORT_DISABLE_TELEMETRY unless it is set. Set it yourself,
+   to 1, before other threads start that may read the environment. */
 xl_session* xl_open(const char* folder, int32_t threads, const char* fused_library);
 void xl_close(xl_session* session);
 

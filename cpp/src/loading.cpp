@@ -14,6 +14,9 @@
 #include "spec_file.hpp"
 #include "utf8.hpp"
 #include "vocabularies.hpp"
+#ifdef XL_EXPORT_FUSED
+#include "xl_export_fused.h"
+#endif
 
 namespace xl_export::detail {
 
@@ -146,8 +149,33 @@ void add_provider(OrtSessionOptions* settings, const Options& options) {
   ort::check(ort::api().SessionOptionsAppendExecutionProvider_CUDA_V2(settings, cuda.get()));
 }
 
+// Whether graph and weights are one file of ONNX Runtime's own format.
+bool is_ort(const Spec& spec) { return spec.storage == "ort" || spec.storage == "fused-ort"; }
+
+// Whether this program has the fused operator for this processor.
+bool has_fused() {
+#ifdef XL_EXPORT_FUSED
+  return xl_export_fused_variant() != nullptr;
+#else
+  return false;
+#endif
+}
+
+void register_fused(OrtSessionOptions* settings, const Options& options) {
+#ifdef XL_EXPORT_FUSED
+  if (options.fused_library.empty()) return ort::check(xl_export_fused_register(settings, OrtGetApiBase()));
+#endif
+  try {
+    ort::check(ort::api().RegisterCustomOpsLibrary_V2(settings, options.fused_library.c_str()));
+  } catch (const ort::Failure& failure) {
+    throw Error(Fault::option, "the fused operator " + options.fused_library + " could not be loaded (" +
+                                   failure.what() +
+                                   "); leave it out, or build it again with `xl-export fused-kernel`.");
+  }
+}
+
 ort::Owned<OrtSession> make_session(const Bytes& graph, const Bytes* weights, const Options& options,
-                                    const std::filesystem::path& folder, const Spec& spec,
+                                    const std::filesystem::path& folder, const Spec& spec, bool fused,
                                     bool single = false) {
   const OrtEnv* environment = ort::environment();
   const auto settings = ort::made<OrtSessionOptions>(ort::api().CreateSessionOptions);
@@ -159,15 +187,7 @@ ort::Owned<OrtSession> make_session(const Bytes& graph, const Bytes* weights, co
   // Microseconds that a thread waits awake for work: by default so long that it slows other processes, and
   // they slow a step.
   ort::check(ort::api().AddSessionConfigEntry(settings.get(), "session.intra_op.spin_duration_us", "50"));
-  if (!options.fused_library.empty()) {
-    try {
-      ort::check(ort::api().RegisterCustomOpsLibrary_V2(settings.get(), options.fused_library.c_str()));
-    } catch (const ort::Failure& failure) {
-      throw Error(Fault::option, "the fused operator " + options.fused_library + " could not be loaded (" +
-                                     failure.what() +
-                                     "); leave it out, or build it again with `xl-export fused-kernel`.");
-    }
-  }
+  if (fused) register_fused(settings.get(), options);
   try {
     add_provider(settings.get(), options);
   } catch (const ort::Failure& failure) {
@@ -176,7 +196,7 @@ ort::Owned<OrtSession> make_session(const Bytes& graph, const Bytes* weights, co
   }
   // Otherwise ONNX Runtime would tell the format from the first bytes.
   ort::check(ort::api().AddSessionConfigEntry(settings.get(), "session.load_model_format",
-                                              spec.storage == "ort" ? "ORT" : "ONNX"));
+                                              is_ort(spec) ? "ORT" : "ONNX"));
   // One token of one row needs copies of the matrices in another order least.
   if (single) ort::check(ort::api().AddSessionConfigEntry(settings.get(), "session.disable_prepacking", "1"));
   if (weights) {
@@ -215,14 +235,23 @@ Loaded load(const std::filesystem::path& folder, const Options& options) {
   loaded.sampler = read_sampling(folder);
   const Spec& spec = loaded.spec;
   refuse_unserved(spec, folder);
-  loaded.fused = !options.fused_library.empty();
-  if (loaded.fused && !spec.has("fused.onnx"))
+  const bool only_fused = spec.storage == "fused-ort", served = only_fused || spec.has("fused.onnx");
+  if (options.fused_library.empty()) {
+    loaded.fused = served && options.fused && options.provider == Provider::cpu && has_fused();
+    if (only_fused && !loaded.fused)
+      throw Error(Fault::option, folder.string() +
+                                     " needs the fused operator on the CPU; build the program with "
+                                     "-DXL_EXPORT_FUSED=ON, or give the operator's library as fused_library.");
+  } else if (!served) {
     throw Error(Fault::option, folder.string() +
                                    " has no graph for the fused operator, which does not serve its "
                                    "model; leave fused_library out.");
+  } else {
+    loaded.fused = true;
+  }
   if (options.threads < 0 || options.threads > 4096)
     throw Error(Fault::option, "threads is " + std::to_string(options.threads) + "; expected 0 to 4096.");
-  const std::string graph_name = loaded.fused ? "fused.onnx" : spec.graph_file();
+  const std::string graph_name = loaded.fused && !only_fused ? "fused.onnx" : spec.graph_file();
   std::set<std::string> kept = {graph_name, "weights.bin", "vocab.json", "tokenizer.json"};
   for (const std::int64_t tokens : spec.fixed_tokens) kept.insert(spec.graph_of(tokens));
   std::map<std::string, Bytes> contents;
@@ -237,8 +266,8 @@ Loaded load(const std::filesystem::path& folder, const Options& options) {
                                      std::to_string(loaded.vocabulary->size()) + " symbols and the model " +
                                      std::to_string(spec.vocabulary) + "; export the artefact again.");
   const std::filesystem::path graph = folder / graph_name;
-  const bool outside = spec.storage == "external", ort_format = spec.storage == "ort";
-  if (ort_format)
+  const bool outside = spec.storage == "external";
+  if (is_ort(spec))
     OnnxFile::verify_ort(as_text(contents[graph_name]), graph.string());
   else
     OnnxFile::verify(as_text(contents[graph_name]), graph.string(), outside ? "weights.bin" : "");
@@ -248,14 +277,15 @@ Loaded load(const std::filesystem::path& folder, const Options& options) {
   if (outside) loaded.weights = std::move(contents["weights.bin"]);
   try {
     loaded.session =
-        make_session(contents[graph_name], outside ? &loaded.weights : nullptr, options, folder, spec);
+        make_session(contents[graph_name], outside ? &loaded.weights : nullptr, options, folder, spec,
+                     loaded.fused);
     verify_signatures(loaded, loaded.session.get(), spec.segment, graph);
     for (const std::int64_t tokens : spec.fixed_tokens) {
       if (tokens == spec.segment) continue;
       const std::string name = spec.graph_of(tokens);
       OnnxFile::verify(as_text(contents[name]), (folder / name).string(), "weights.bin");
       auto& session = loaded.shorter[tokens];
-      session = make_session(contents[name], &loaded.weights, options, folder, spec,
+      session = make_session(contents[name], &loaded.weights, options, folder, spec, false,
                              tokens == 1 && spec.fixed_rows == 1 && spec.precision == "fp32");
       verify_signatures(loaded, session.get(), tokens, folder / name);
     }

@@ -56,7 +56,10 @@
 // Matrices are constants of the graph: floats, int8 with a scale for each column, or blocks of uint8 as
 // MatMulNBits reads them.
 
-#ifndef XL_EXPORT_WITHOUT_CUDA
+#ifdef XL_EXPORT_BUILT_IN  // into a program, as one of several variants and without CUDA: see dispatch.cpp
+#define EXPORTED
+#else
+#define EXPORTED __attribute__((visibility("default")))
 #include "../ort_gpu/operator.hpp"
 #endif
 #include "layer.hpp"
@@ -125,7 +128,7 @@ Operator described(const char* operator_name) {
   return op;
 }
 
-#ifndef XL_EXPORT_WITHOUT_CUDA
+#ifndef XL_EXPORT_BUILT_IN
 /// The same for nodes of the CUDA provider.
 template <class Node>
 Operator on_cuda(const char* operator_name) {
@@ -135,26 +138,29 @@ Operator on_cuda(const char* operator_name) {
 }
 #endif
 
-const Operator OPERATORS[] = {
-    described<xl::Attention<float>>("RingRelativeAttention"),
-    described<xl::Attention<xl::half>>("RingRelativeAttentionOverHalves"),
-    described<xl::Attention<int8_t>>("RingRelativeAttentionOverBytes"),
-    described<xl::Layer<float>>("RingRelativeLayer"),
-    described<xl::Layer<xl::half>>("RingRelativeLayerOverHalves"),
-    described<xl::Layer<int8_t>>("RingRelativeLayerOverBytes"),
-    described<xl::Product>("ConstantProduct"),
-    described<xl::Rows>("ConstantRows"),
-#ifndef XL_EXPORT_WITHOUT_CUDA
-    on_cuda<xl::CudaAttention<float>>("RingRelativeAttentionOnCuda"),
-    on_cuda<xl::CudaAttention<xl::half>>("RingRelativeAttentionOnCudaOverHalves"),
+/// All operators. They are not made when the program starts: this may be a variant for another processor.
+const auto& operators() {
+  static const Operator all[] = {
+      described<xl::Attention<float>>("RingRelativeAttention"),
+      described<xl::Attention<xl::half>>("RingRelativeAttentionOverHalves"),
+      described<xl::Attention<int8_t>>("RingRelativeAttentionOverBytes"),
+      described<xl::Layer<float>>("RingRelativeLayer"),
+      described<xl::Layer<xl::half>>("RingRelativeLayerOverHalves"),
+      described<xl::Layer<int8_t>>("RingRelativeLayerOverBytes"),
+      described<xl::Product>("ConstantProduct"),
+      described<xl::Rows>("ConstantRows"),
+#ifndef XL_EXPORT_BUILT_IN
+      on_cuda<xl::CudaAttention<float>>("RingRelativeAttentionOnCuda"),
+      on_cuda<xl::CudaAttention<xl::half>>("RingRelativeAttentionOnCudaOverHalves"),
 #endif
-};
+  };
+  return all;
+}
 
 }  // namespace
 
 /// The function that ONNX Runtime looks up in a library of custom operators.
-extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(OrtSessionOptions* options,
-                                                                               const OrtApiBase* base) {
+extern "C" EXPORTED OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) {
   const OrtApi* ort = base->GetApi(ORT_API_VERSION);
   if (!ort)  // version 1 of the interface is in every release, and its table begins as this one does
     return base->GetApi(1)->CreateStatus(ORT_NOT_IMPLEMENTED,
@@ -163,7 +169,7 @@ extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(O
   if (!domain) {
     OrtCustomOpDomain* created = nullptr;
     if (OrtStatus* status = ort->CreateCustomOpDomain("xl_export", &created)) return status;
-    for (const Operator& op : OPERATORS)
+    for (const Operator& op : operators())
       if (OrtStatus* status = ort->CustomOpDomain_Add(created, &op)) return status;
     domain = created;
   }
@@ -171,7 +177,7 @@ extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(O
 }
 
 /// Called by sessions, not by ONNX Runtime; see `softmax.hpp`.
-extern "C" __attribute__((visibility("default"))) void xl_export_log_probabilities(
-    const float* logits, int64_t rows, int64_t size, const int64_t* targets, float* out) {
+extern "C" EXPORTED void xl_export_log_probabilities(const float* logits, int64_t rows, int64_t size,
+                                                     const int64_t* targets, float* out) {
   xl::log_probabilities(logits, rows, size, targets, out);
 }

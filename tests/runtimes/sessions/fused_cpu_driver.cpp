@@ -244,7 +244,7 @@ bool product() {
   const bool biased = info.inputs.back();
   const bool sound = !spoil(info.inputs);
   OrtKernelContext context{{}, std::vector<OrtValue>(1), {true}, 4};
-  if (!run(OPERATORS[6], info, context)) return false;
+  if (!run(operators()[6], info, context)) return false;
   const float* y = reinterpret_cast<const float*>(context.outputs[0].data.get());
   for (int64_t r = 0; sound && r < rows; ++r)
     for (int64_t n = 0; n < columns; ++n) {
@@ -275,7 +275,7 @@ bool rows() {
   info.inputs = {&ids, values, scales, zero_points};
   spoil({values, scales, zero_points});
   OrtKernelContext context{{}, std::vector<OrtValue>(1), {true}, 4};
-  return run(OPERATORS[7], info, context);
+  return run(operators()[7], info, context);
 }
 
 /// One node of attention, or of a layer around it, with sizes that fit or nearly fit, run once; whether it was
@@ -306,7 +306,7 @@ bool step(bool whole) {
   const bool ring = pick(0, 5), by_distance = pick(0, 4), zeros = ring && pick(0, 1);
   const bool persistent = pick(0, 1), gated = info.epsilon > 0 && pick(0, 1);
   const int64_t vectors = pick(0, 3) ? pick(1, 20) : pick(1, 300);
-  const OrtCustomOp& op = OPERATORS[stored + (whole ? 3 : 0)];
+  const OrtCustomOp& op = operators()[stored + (whole ? 3 : 0)];
   std::vector<Sizes> sizes = {{batch, length, heads * width + 3},
                               {batch, length, pitch},
                               {batch, heads, slots, width},
