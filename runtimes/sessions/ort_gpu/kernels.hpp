@@ -1,3 +1,4 @@
+// compiled from: 8ff062e3fb8204ae, Triton 3.9.0
 // Written by `python -m xl_export.tensorrt.kernels.ready`.
 #pragma once
 

@@ -1,15 +1,18 @@
 """Compiled kernels for machines without Triton: for `devices --try`, and for the node of `cuda`.
 
 They are for the oldest GPUs that have their instructions, so the driver of any newer GPU compiles them
-too. `python -m xl_export.tensorrt.kernels.ready` writes both files again, after a change to the kernels.
+too. `python -m xl_export.tensorrt.kernels.ready` writes both files again, after a change to the kernels. Both
+have a hash of the kernels' sources, and the release of Triton that compiled them.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 import re
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,9 @@ from xl_export.tensorrt.kernels.driver import compile_pair
 FILE = Path(__file__).with_name("ready.json")
 # What the C++ operator includes (`operator.hpp` next to it).
 RING_FILE = Path(__file__).parents[3] / "runtimes" / "sessions" / "ort_gpu" / "kernels.hpp"
+# What the kernels are compiled from.
+SOURCES = ("common", "segment", "skew", "token", "join", "ring", "compile")
+ORIGIN = "compiled from"  # the entry of FILE with the hash, and the release of Triton
 # The widest heads of a kernel, and its lanes.
 RING_WIDTHS = {64: 32, 128: 16}
 RING_TYPES: tuple[Type, ...] = ("float32", "float16")
@@ -42,6 +48,19 @@ def ready_kernels(capability: int) -> Iterator[tuple[str, Case, Kernel, Kernel]]
             yield name, case, first, second
 
 
+def hash_of_sources() -> str:
+    """Of the files that the kernels are compiled from, so that a change without new kernels is noticed."""
+    digest = hashlib.sha256()
+    for name in SOURCES:
+        digest.update(Path(__file__).with_name(f"{name}.py").read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def origin() -> str:
+    """The sources and the release of Triton that compile kernels here."""
+    return f"{hash_of_sources()}, Triton {version('triton')}"
+
+
 def ring_kernel(widest: int, dtype: Type) -> Kernel:
     """The kernel of the node for `cuda`, for heads of at most this width and a ring of this type."""
     lanes = RING_WIDTHS[widest]
@@ -59,7 +78,7 @@ def ring_source() -> str:
         lines = [line.strip() for line in re.sub("//.*", "", kernel.ptx).splitlines()]
         text = "\n".join(filter(None, lines))
         entries.append(f"    {{{', '.join(map(str, numbers))}, {json_text(text)}}},\n")
-    return _HEADER + "".join(entries) + "};\n"
+    return f"// {ORIGIN}: {origin()}\n{_HEADER}" + "".join(entries) + "};\n"
 
 
 _HEADER = """// Written by `python -m xl_export.tensorrt.kernels.ready`.
@@ -78,9 +97,9 @@ constexpr RingKernel RING_KERNELS[] = {
 """
 
 
-def ready_document() -> dict[str, list[dict[str, Any]]]:
+def ready_document() -> dict[str, Any]:
     """The kernels of `devices --try`, as FILE has them."""
-    document = {}
+    document: dict[str, Any] = {ORIGIN: origin()}
     for name, (case, tactic, oldest) in READY.items():
         kernels = compile_pair(
             [array.shape for array in case.inputs().values()],
