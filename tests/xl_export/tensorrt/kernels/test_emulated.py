@@ -99,14 +99,23 @@ def random_case(seed: int) -> Case:
     [pytest.param(name, marks=() if name in BY_DEFAULT else pytest.mark.slow) for name in TILES],
 )
 def test_embedded_kernels_equal_the_naive_operator(name: str) -> None:
-    """In the middle of a stream and at its beginning; the constants of a kernel are the same for both."""
+    """In the middle of a stream, at its beginning and in its padding, with the same constants of a kernel."""
     check(MIDDLE, TILES[name], 80)
+    check(dataclasses.replace(MIDDLE, T=9, first=(-4,)), TILES[name], 80)
     check(BEGINNING, TILES[name], 80, JOINS[1])
     check(other_shape(0), TILES[name], 80)
 
 
 def test_products_of_warp_groups_equal_the_naive_operator() -> None:
     check(other_shape(0), TILES["segment_attention-64x64"], 90)
+
+
+def test_a_query_that_does_not_see_itself_in_pieces_of_columns() -> None:
+    """Rows with padding, and heads whose last piece of columns is not full."""
+    case = Case(B=2, T=20, M=30, H=1, K=44, G=1, R=51, first=(-4, -60), nearest=1)
+    pieces = next(t for t in tactics(case.K, 100) if (t.block_t, t.block_j) == (32, 32))
+    check(case, pieces, 100)
+    check(dataclasses.replace(case, first=(-40, 25)), pieces, 100, JOINS[1], multiprocessors=2)
 
 
 @pytest.mark.slow  # minutes: hundreds of kernels are compiled
