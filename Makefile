@@ -51,7 +51,7 @@ test-cuda: $(READY)
 	test -x build/cuda/bin/python || $(BIN)/python -m venv build/cuda
 	ls -d $(CURDIR)/$(VENV)/lib/python3*/site-packages > build/cuda/main.pth && cp build/cuda/main.pth build/cuda/lib/python3*/site-packages/
 	build/cuda/bin/python -m pip install --quiet --disable-pip-version-check --no-deps onnxruntime-gpu==1.31.1
-	build/cuda/bin/python -m pytest tests/cuda -m slow -n 0
+	build/cuda/bin/python -m pytest tests/cuda -m 'slow or not slow' -n 0
 
 # the plugin and every name of TensorRT that is used, with the oldest bindings that pyproject.toml allows; what it installs (5 MB and NumPy) stays in build/bindings
 test-bindings: $(READY)

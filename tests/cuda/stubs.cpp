@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <set>
@@ -24,6 +25,9 @@ std::set<void*> capturing;                   // streams
 void* product_stream = nullptr;              // of cuBLAS
 void* pushed_stream = nullptr;               // of the kernel that is launched next
 int math_mode = 0;
+int multiprocessors = 108;
+std::map<uintptr_t, size_t> allocations;        // bytes, by address
+std::vector<std::function<void()>> unfinished;  // work of the default stream, for which a session does not wait
 
 struct Function {
   std::string name, ptx;
@@ -71,17 +75,47 @@ const char* direction(int kind) {
 // What CUDA forbids while a stream is captured: to wait, and to put work on another stream.
 constexpr int forbidden = 900;
 
+// Bytes from an address to the end of the allocation that holds it; 0 if there is none.
+size_t room(const void* address) {
+  std::lock_guard<std::mutex> lock(guard);
+  const uintptr_t at = reinterpret_cast<uintptr_t>(address);
+  const auto after = allocations.upper_bound(at);
+  if (after == allocations.begin()) return 0;
+  const auto [start, bytes] = *std::prev(after);
+  return at < start + bytes ? start + bytes - at : 0;
+}
+
+// Whether a tensor begins in an allocation and does not end there. The host's own memory is not known.
+bool leaves(const void* address, size_t bytes) {
+  const size_t left = room(address);
+  return left && bytes > left;
+}
+
+constexpr int outside = 700;
+
 int copy(void* target, const void* source, size_t bytes, int kind, void* stream) {
   if (!capturing.empty() && !capturing.count(stream)) return forbidden;
+  if (leaves(target, bytes) || leaves(source, bytes)) return outside;
   note("copy", direction(kind), bytes, source, target);
   if (!capturing.empty()) return captured.push_back([=] { copy(target, source, bytes, kind, nullptr); }), 0;
   std::memmove(target, source, bytes);
   return 0;
 }
 
+int fill(const char* name, void* target, int value, size_t bytes) {
+  if (leaves(target, bytes)) return outside;
+  return note("fill", name, bytes, nullptr, target), std::memset(target, value, bytes), 0;
+}
+
 int wait(const char* name) {
   if (!capturing.empty()) return forbidden;
   return note("wait", name), 0;
+}
+
+int wait_for_all(const char* name) {
+  const int code = wait(name);
+  for (const auto& work : unfinished) work();
+  return unfinished.clear(), code;
 }
 
 int begin_capture(void* stream) {
@@ -100,13 +134,19 @@ int launch_graph(void* graph) {
   return 0;
 }
 
-
-int allocate(void** pointer, size_t bytes) {
+int allocate(void** pointer, size_t bytes, int content = 0) {
   const size_t whole = (bytes + 255) / 256 * 256 + 256;
   *pointer = std::aligned_alloc(256, whole);
   if (!*pointer) return 2;
-  std::memset(*pointer, 0, whole);
-  return 0;
+  std::memset(*pointer, content, whole);
+  std::lock_guard<std::mutex> lock(guard);
+  return allocations[reinterpret_cast<uintptr_t>(*pointer)] = bytes, 0;
+}
+
+int release(void* pointer) {
+  std::lock_guard<std::mutex> lock(guard);
+  allocations.erase(reinterpret_cast<uintptr_t>(pointer));
+  return std::free(pointer), 0;
 }
 
 // The arguments of a kernel, as its PTX declares them: addresses and integers.
@@ -189,7 +229,7 @@ int attribute(int number) {
     case 1: return 1024;      // threads per block
     case 8: return 49152;     // shared memory per block
     case 10: return 32;       // threads of a warp
-    case 16: return 108;      // multiprocessors
+    case 16: return multiprocessors;
     case 39: return 2048;     // threads per multiprocessor
     case 75: return 8;        // compute capability
     case 76: return 0;
@@ -210,6 +250,8 @@ void cuda_forget() {
 }
 
 void cuda_execute_with(Executor chosen) { executor = chosen; }
+void cuda_set_multiprocessors(int count) { multiprocessors = count; }
+size_t cuda_room(const void* address) { return room(address); }
 
 // The driver.
 int cuDeviceGetCount(int* count) { return *count = 1, 0; }
@@ -220,11 +262,16 @@ int cuDeviceGetAttribute(int* value, int number, int) { return *value = attribut
 int cuInit(unsigned) { return 0; }
 int cuCtxGetCurrent(void** context) { return handle(context); }
 int cuCtxGetDevice(int* device) { return *device = 0, 0; }
-int cuCtxSynchronize() { return wait("cuCtxSynchronize"); }
-int cuMemAlloc_v2(void** address, size_t bytes) { return allocate(address, bytes); }
-int cuMemFree_v2(void* address) { return std::free(address), 0; }
-int cuMemsetD32_v2(uint32_t* target, unsigned value, size_t count) { return note("fill", "cuMemsetD32", 4 * count, nullptr, target), std::fill_n(target, count, value), 0; }
-int cuMemsetD8Async(void* target, unsigned char value, size_t bytes, void*) { return note("fill", "cuMemsetD8Async", bytes, nullptr, target), std::memset(target, value, bytes), 0; }
+int cuCtxSynchronize() { return wait_for_all("cuCtxSynchronize"); }
+int cuMemAlloc_v2(void** address, size_t bytes) { return allocate(address, bytes, 255); }
+int cuMemFree_v2(void* address) { return release(address); }
+int cuMemsetD32_v2(uint32_t* target, unsigned value, size_t count) {
+  if (leaves(target, 4 * count)) return outside;
+  note("fill", "cuMemsetD32", 4 * count, nullptr, target);
+  unfinished.push_back([=] { if (room(target)) std::fill_n(target, count, value); });
+  return 0;
+}
+int cuMemsetD8Async(void* target, unsigned char value, size_t bytes, void*) { return fill("cuMemsetD8Async", target, value, bytes); }
 int cuMemcpyDtoDAsync_v2(void* target, const void* source, size_t bytes, void* stream) { return copy(target, source, bytes, 3, stream); }
 int cuModuleLoadData(void** module, const void* ptx) { return *module = new std::string(static_cast<const char*>(ptx)), 0; }
 int cuModuleGetFunction(void** function, void* module, const char* name) { return *function = new Function{name, *static_cast<std::string*>(module)}, 0; }
@@ -236,7 +283,7 @@ int cuDevicePrimaryCtxRetain(void** context, int) { return handle(context); }
 int cuCtxSetCurrent(void*) { return 0; }
 int cuStreamCreate(void** stream, unsigned) { return allocate(stream, 1); }
 int cuMemHostAlloc(void** pointer, size_t bytes, unsigned) { return allocate(pointer, bytes); }
-int cuMemFreeHost(void* pointer) { return std::free(pointer), 0; }
+int cuMemFreeHost(void* pointer) { return release(pointer); }
 int cuMemcpyHtoDAsync_v2(void* target, const void* source, size_t bytes, void* stream) { return copy(target, source, bytes, 1, stream); }
 int cuMemcpyDtoHAsync_v2(void* target, const void* source, size_t bytes, void* stream) { return copy(target, source, bytes, 2, stream); }
 int cuStreamSynchronize(void*) { return wait("cuStreamSynchronize"); }
@@ -282,9 +329,9 @@ int cudaMalloc(void** pointer, size_t bytes) { return allocate(pointer, bytes); 
 int cudaMallocHost(void** pointer, size_t bytes) { return allocate(pointer, bytes); }
 int cudaHostAlloc(void** pointer, size_t bytes, unsigned) { return allocate(pointer, bytes); }
 int cudaMallocFromPoolAsync(void** pointer, size_t bytes, void*, void*) { return allocate(pointer, bytes); }
-int cudaFree(void* pointer) { return std::free(pointer), 0; }
-int cudaFreeHost(void* pointer) { return std::free(pointer), 0; }
-int cudaFreeAsync(void* pointer, void*) { return std::free(pointer), 0; }
+int cudaFree(void* pointer) { return release(pointer); }
+int cudaFreeHost(void* pointer) { return release(pointer); }
+int cudaFreeAsync(void* pointer, void*) { return release(pointer); }
 int cudaMemPoolCreate(void** pool, const void*) { return handle(pool); }
 int cudaPointerGetAttributes(int* found, const void* pointer) {
   found[0] = found[1] = 0;  // host memory, device 0
@@ -308,18 +355,14 @@ int cudaMemcpy2DAsync(void* target, size_t target_pitch, const void* source, siz
     std::memmove(static_cast<char*>(target) + row * target_pitch, static_cast<const char*>(source) + row * source_pitch, width);
   return 0;
 }
-int cudaMemset(void* target, int value, size_t bytes) { return note("fill", "cudaMemset", bytes, nullptr, target), std::memset(target, value, bytes), 0; }
-int cudaMemsetAsync(void* target, int value, size_t bytes, void*) {
-  note("fill", "cudaMemsetAsync", bytes, nullptr, target);
-  std::memset(target, value, bytes);
-  return 0;
-}
+int cudaMemset(void* target, int value, size_t bytes) { return fill("cudaMemset", target, value, bytes); }
+int cudaMemsetAsync(void* target, int value, size_t bytes, void*) { return fill("cudaMemsetAsync", target, value, bytes); }
 int cudaStreamSynchronize(void*) { return wait("cudaStreamSynchronize"); }
-int cudaDeviceSynchronize() { return wait("cudaDeviceSynchronize"); }
+int cudaDeviceSynchronize() { return wait_for_all("cudaDeviceSynchronize"); }
 int cudaEventSynchronize(void*) { return wait("cudaEventSynchronize"); }
 int cudaStreamCreate(void** stream) { return allocate(stream, 1); }
 int cudaStreamCreateWithFlags(void** stream, unsigned) { return allocate(stream, 1); }
-int cudaStreamDestroy(void* stream) { return std::free(stream), 0; }
+int cudaStreamDestroy(void* stream) { return release(stream); }
 int cudaEventCreate(void** event) { return handle(event); }
 int cudaEventCreateWithFlags(void** event, unsigned) { return handle(event); }
 int cudaEventElapsedTime(float* ms, void*, void*) { return *ms = 1.0f, 0; }

@@ -13,12 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tests.once import made_in
 
 SOURCE = Path(__file__).with_name("stubs.cpp")
 # The library that holds all functions; the others hold only their name and version.
 WHOLE = "libcudart.so.13"
 DRIVER = "libcuda.so.1"
+STUB_DRIVER = "libstub.so.1"  # the driver under another name, so that no test takes it for NVIDIA's
 CUDNN = "libcudnn.so.9"  # which the provider opens itself when it needs it
 EXECUTOR = ctypes.CFUNCTYPE(
     None,
@@ -53,6 +56,8 @@ class Stubs:
     def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(str(path))
         self._library.cuda_log.restype = ctypes.c_char_p
+        self._library.cuda_room.restype = ctypes.c_size_t
+        self._library.cuda_room.argtypes = [ctypes.c_void_p]
 
     def execute_with(self, execute: Callable[[str, str, tuple[int, ...], list[int]], None]) -> None:
         """Executes kernels that came as PTX: name, text, sizes (grid, threads, shared bytes) and arguments.
@@ -78,6 +83,23 @@ class Stubs:
         """Raises the first error of a kernel."""
         for error in self._errors:
             raise error
+
+    def set_multiprocessors(self, count: int) -> None:
+        """Of the GPU; 108 until then."""
+        self._library.cuda_set_multiprocessors(count)
+
+    def room(self, address: int) -> int:
+        """Bytes from an address to the end of the allocation that holds it; 0 if there is none."""
+        return int(self._library.cuda_room(address))
+
+    def on_device(self, array: np.ndarray) -> np.ndarray:
+        """A copy of an array in an allocation of its size."""
+        address = ctypes.c_void_p()
+        assert self._library.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(array.nbytes)) == 0
+        memory = (ctypes.c_uint8 * array.nbytes).from_address(address.value or 0)
+        copy = np.frombuffer(memory, array.dtype).reshape(array.shape)
+        copy[:] = array
+        return copy
 
     def forget(self) -> None:
         """Empties the log."""
@@ -106,10 +128,10 @@ def load_all() -> Stubs:
 
 
 def built_driver() -> Path:
-    """A library with NVIDIA's driver, compiled unless build/ has it."""
+    """STUB_DRIVER, compiled unless build/ has it."""
     key = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
-    folder = Path(__file__).parents[2] / "build" / f"driver-{key}"
-    return made_in(folder, lambda to: _compile(to / DRIVER, [], str(SOURCE))) / DRIVER
+    folder = Path(__file__).parents[2] / "build" / f"stub-driver-{key}"
+    return made_in(folder, lambda to: _compile(to / STUB_DRIVER, [], str(SOURCE))) / STUB_DRIVER
 
 
 def build(provider: Path, folder: Path) -> dict[str, Path]:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import ctypes
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from tests.ptx.driver import execute
-from tests.ptx.machine import GlobalMemory
+from tests.ptx.machine import GlobalMemory, KernelError
 from tests.ptx.program import parse
 from xl_export.tensorrt.kernels.compile import Kernel
 from xl_export.tensorrt.kernels.ready import RING_FILE
@@ -50,26 +50,31 @@ def shipped(head_dim: int, dtype: str) -> Kernel:
 class NaiveRing:
     """Rows of streams through one node, whose constants and steps are random. Slots of the ring that no token
     has been written to are NaN.
+
+    The table and the biases have different numbers of rows, and queries and context different pitches, so no
+    size can be taken for another.
     """
 
     first: list[int]  # the position of each row's next token
     H: int = 2
     K: int = 16
     M: int = 20
+    BIAS_R: int = 3
     spare: int = 3  # slots of the ring besides the memory
     N: int = 0
     full: int = 0
     nearest: int = 0
+    packed: bool = False  # whether queries, keys and values are columns of one tensor
     initial: bool = False  # whether every token before a text has a key and a value
     dtype: str = "float32"  # of the ring
     constants: dict[str, np.ndarray] = field(init=False)
 
     def __post_init__(self) -> None:
         self.draw = np.random.default_rng(0)
-        H, K, N, R = self.H, self.K, self.N, self.M + 1
+        H, K, N, R = self.H, self.K, self.N, self.R
         self.constants = {
             "table": self.random(H, R, K),
-            "bias": self.random(H, 1, R),
+            "bias": self.random(H, 1, self.BIAS_R),
             "content_bias": self.random(H, 1, K) / 4,
             "position_bias": self.random(H, 1, K) / 4,
             "own_keys": self.random(H, N, K),
@@ -88,12 +93,20 @@ class NaiveRing:
     def S(self) -> int:  # noqa: N802 (a size by its letter)
         return self.M + self.spare
 
+    @property
+    def R(self) -> int:  # noqa: N802
+        return self.M + 1
+
     def random(self, *shape: int) -> np.ndarray:
         return self.draw.normal(size=shape).astype(np.float32)
 
-    def segment(self, length: int) -> np.ndarray:
-        """Queries, keys and values [B, T, 3·H·K] of new tokens."""
-        return self.random(len(self.first), length, 3 * self.H * self.K)
+    def segment(self, length: int) -> tuple[np.ndarray, np.ndarray]:
+        """Queries of new tokens, and their context: keys and values. Both are [B, T, ..]."""
+        size, width = (len(self.first), length), self.H * self.K
+        if self.packed:
+            both = self.random(*size, 3 * width)
+            return both, both
+        return self.random(*size, width + 4), self.random(*size, 2 * width + 12)
 
     def positions(self, length: int) -> np.ndarray:
         """Of the next tokens, int64 [B, T]."""
@@ -101,18 +114,19 @@ class NaiveRing:
 
     @property
     def attributes(self) -> dict[str, int]:
-        """Of the node, if queries, keys and values are in one tensor."""
+        """Of the node."""
         width = self.H * self.K
         sizes = {"heads": self.H, "head_dim": self.K, "mem_len": self.M}
         rule = {"nearest": self.nearest, "full": self.full}
-        return sizes | rule | {"query_at": 0, "key_at": width, "value_at": 2 * width}
+        query, key, value = (0, width, 2 * width) if self.packed else (4, width + 8, 4)
+        return sizes | rule | {"query_at": query, "key_at": key, "value_at": value}
 
-    def answer(self, segment: np.ndarray) -> np.ndarray:
+    def answer(self, query: np.ndarray, context: np.ndarray) -> np.ndarray:
         """Writes the next tokens into the ring and returns their answers [B, T, H·K]."""
-        length = segment.shape[1]
+        length = query.shape[1]
         constants: dict[str, Any] = {name: x if x.size else None for name, x in self.constants.items()}
         answer, self.keys, self.values = naive_node(
-            *(segment, segment, self.keys, self.values),
+            *(query, context, self.keys, self.values),
             **constants,
             positions=self.positions(length),
             **self.attributes,
@@ -184,8 +198,16 @@ def naive_node(
     return answer.swapaxes(1, 2).reshape(B, T, -1), rings[0], rings[1]
 
 
-def execute_at(kernel: Kernel, grid: tuple[int, int, int], arguments: Sequence[int], *, dtype: str) -> None:
-    """Executes a launch over tensors of this process. arguments: addresses and numbers, in order.
+def execute_at(
+    kernel: Kernel,
+    grid: tuple[int, int, int],
+    arguments: Sequence[int],
+    *,
+    dtype: str,
+    room: Callable[[int], int] | None = None,
+) -> None:
+    """Executes a launch over tensors of this process. arguments: addresses and numbers, in order. room: how
+    many bytes there are from an address on; every tensor must have its size there.
 
     Every tensor is copied to the emulator with its exact size, and what the kernel writes is copied back.
     """
@@ -214,6 +236,10 @@ def execute_at(kernel: Kernel, grid: tuple[int, int, int], arguments: Sequence[i
         "level": 4 * partial,
         "counters": 4 * B * H * T if parts > 1 else 0,
     }
+    for name, size in sizes.items():
+        if room and size > room(addresses[name]):
+            raise KernelError(f"{name} has {size} bytes and room for {room(addresses[name])}")
+    _refuse_overlaps({name: range(addresses[name], addresses[name] + size) for name, size in sizes.items()})
     memory = GlobalMemory()
     places = {}
     for name, size in sizes.items():
@@ -226,6 +252,14 @@ def execute_at(kernel: Kernel, grid: tuple[int, int, int], arguments: Sequence[i
     for name in WRITTEN:
         if sizes[name]:
             _bytes(addresses[name], sizes[name])[:] = memory.download(places[name], sizes[name])
+
+
+def _refuse_overlaps(parts: dict[str, range]) -> None:
+    """Raises KernelError if bytes that a kernel writes belong to two tensors."""
+    for name in WRITTEN:
+        for other, part in parts.items():
+            if other != name and max(part.start, parts[name].start) < min(part.stop, parts[name].stop):
+                raise KernelError(f"{name} overlaps {other}")
 
 
 def _bytes(address: int, size: int) -> np.ndarray:

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 def test_a_captured_step_copies_what_is_in_pinned_memory_then(monkeypatch: pytest.MonkeyPatch) -> None:
     library = built_driver()
     driver = Stubs(library)
+    driver.forget()
     monkeypatch.setattr(stream, "LIBRARY", str(library))
     own = stream.Stream(0)
     given, answers, device = own.pinned(8), own.pinned(8), own.pinned(8)  # the stub's GPU has host memory

@@ -1,7 +1,10 @@
-"""The graph whose attention is one node on `cuda`, with the naive operator in the place of the node."""
+"""The graph whose attention is one node on `cuda`, with the naive operator in the place of the node, and with
+the node's library over a stub driver.
+"""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +14,12 @@ import pytest
 
 from runtimes.base.errors import ConfigError
 from runtimes.contract.spec import CUDA_GRAPH
+from runtimes.sessions import fused_cpu
 from runtimes.sessions.onnx_runtime import OrtSession
 from tests import host_gpu
 from tests.architectures import ARCHITECTURES
+from tests.cuda.node import emulated, library_for_cpu
+from tests.cuda.stubs import Stubs, built_driver
 from tests.nightly import every
 from tests.ptx.ring import naive_node
 from xl_export.artefact.export import export
@@ -86,6 +92,32 @@ def test_the_graph_is_the_same_step_in_half_precision(
 ) -> None:
     run = make_run(head_dim=8)
     assert apart(export(run, tmp_path / "artefact", attention="plugin", **options)) < 1e-3
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+@pytest.mark.parametrize("name", ["transformer-xl-untied-pre-norm", "all-attention"])
+def test_the_kernel_computes_what_the_graph_gives_it(
+    name: str, make_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(**{"head_dim": 8} | ARCHITECTURES[name])
+    artefact = export(run, tmp_path / "artefact", attention="plugin", memory="ring")
+    library = library_for_cpu(tmp_path)
+    monkeypatch.setattr(fused_cpu, "built", lambda: library)
+    host_gpu.install(monkeypatch)
+    draw = np.random.default_rng(0)
+    with emulated(Stubs(built_driver())) as launches:
+        standard, session = OrtSession.open(artefact, threads=1, kernel="standard"), host_gpu.opened(artefact)
+        assert "attention as one node" in session.computed_by
+        memories = [one.start(2) for one in (standard, session)]
+        for memory in memories:
+            memory.positions[1] = -2  # a row that begins with padding
+        for length in (5, 1):
+            tokens = draw.integers(0, session.vocab.size, (2, length))
+            seen = (memories[0].positions[:, None] + np.arange(length)) >= 0
+            expected, memories[0] = standard.step(tokens, memories[0])
+            logits, memories[1] = session.step(tokens, memories[1])
+            assert np.abs(logits - expected)[seen].max() < 1e-4
+    assert launches
 
 
 @pytest.mark.parametrize(

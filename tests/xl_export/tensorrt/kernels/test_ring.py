@@ -16,7 +16,8 @@ from xl_export.tensorrt.kernels.ready import RING_WIDTHS, ring_kernel
 # Sizes of the stream, the lengths of its segments, the parts of the keys.
 CASES: dict[str, tuple[dict[str, Any], list[int], int]] = {
     "beginning-then-wrapping": ({"first": [0], "M": 4}, [3, 1, 1, 2, 3, 1], 2),
-    "several-rows": ({"first": [0, 1000], "spare": 9}, [9, 4, 9], 1),
+    "several-rows": ({"first": [0, 1000], "spare": 9, "BIAS_R": 1}, [9, 4, 9], 1),
+    "beyond-31-bits": ({"first": [2**31 - 2, 2**40], "spare": 4}, [4], 2),
     "rows-in-parts": ({"first": [30, 69], "M": 70}, [1, 2], 5),
     "persistent-vectors": ({"first": [0], "N": 5, "nearest": 1}, [1, 2], 3),
     "more-persistent-vectors-than-lanes": ({"first": [0], "N": 40, "M": 4}, [3, 1], 2),
@@ -25,7 +26,7 @@ CASES: dict[str, tuple[dict[str, Any], list[int], int]] = {
     "padded-row": ({"first": [-4, -60], "spare": 9, "full": 1}, [9], 1),
     "initial-vectors": ({"first": [3, -2], "spare": 9, "initial": True}, [2, 4], 2),
     "initial-vectors-and-full-mask": ({"first": [0], "full": 1, "initial": True, "N": 2}, [3], 1),
-    "ring-of-halves": ({"first": [35], "dtype": "float16", "M": 40}, [3, 1, 1], 3),
+    "ring-of-halves": ({"first": [35], "dtype": "float16", "M": 40, "packed": True}, [3, 1, 1], 3),
     "wide-heads": ({"first": [35], "K": 128, "H": 1, "M": 40}, [2, 1], 3),
     "width-of-no-power-of-two": ({"first": [5], "K": 44, "H": 3}, [2], 2),
 }
@@ -33,14 +34,15 @@ TOLERANCE = 1e-5
 
 
 def launch(
-    ring: NaiveRing, kernel: Kernel, segment: np.ndarray, parts: int
+    ring: NaiveRing, kernel: Kernel, segment: tuple[np.ndarray, np.ndarray], parts: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The answers and the ring after one launch on copies of the ring."""
-    B, T, pitch = segment.shape
+    query, context = segment
+    B, T, _ = query.shape
     rows = B * ring.H * T
     tensors = {
-        "queries": segment,
-        "context": segment,
+        "queries": query,
+        "context": context,
         "ring_keys": ring.keys.copy(),
         "ring_values": ring.values.copy(),
         "positions": ring.positions(T),
@@ -51,8 +53,8 @@ def launch(
         "counters": np.zeros(rows, np.int32),
     }
     own = ring.attributes
-    sizes = (ring.H, ring.K, ring.S, ring.M, ring.M + 1, ring.M + 1, ring.N)
-    columns = (pitch, own["query_at"], pitch, own["key_at"], own["value_at"])
+    sizes = (ring.H, ring.K, ring.S, ring.M, ring.R, ring.BIAS_R, ring.N)
+    columns = (query.shape[2], own["query_at"], context.shape[2], own["key_at"], own["value_at"])
     numbers = dict(zip(NUMBERS, (*sizes, *columns, ring.full, ring.nearest, not ring.initial), strict=True))
     arguments = [array.ctypes.data for array in tensors.values()] + list(numbers.values())
     execute_at(kernel, (B * ring.H, T, parts), arguments, dtype=ring.dtype)
@@ -69,7 +71,7 @@ def test_the_shipped_kernel_equals_the_naive_operator(
     for length in lengths:
         segment = ring.segment(length)
         answer, *written = launch(ring, kernel, segment, parts)
-        assert np.abs(answer - ring.answer(segment)).max() <= TOLERANCE
+        assert np.abs(answer - ring.answer(*segment)).max() <= TOLERANCE
         for found, right in zip(written, (ring.keys, ring.values), strict=True):
             np.testing.assert_array_equal(found, right)
 
@@ -79,7 +81,7 @@ def test_the_last_program_joins_the_parts(monkeypatch: pytest.MonkeyPatch) -> No
     ring = NaiveRing(first=[39], M=40)
     segment = ring.segment(1)
     answer, *_ = launch(ring, shipped(16, "float32"), segment, 3)
-    assert np.abs(answer - ring.answer(segment)).max() <= TOLERANCE
+    assert np.abs(answer - ring.answer(*segment)).max() <= TOLERANCE
 
 
 def test_parts_are_joined_only_when_all_are_stored() -> None:
@@ -104,7 +106,7 @@ def test_a_new_compilation_is_right_and_fits_a_gpu(widest: int, dtype: Any) -> N
     segment = ring.segment(2)
     kernel = ring_kernel(widest, dtype)
     answer, *_ = launch(ring, kernel, segment, 2)
-    assert np.abs(answer - ring.answer(segment)).max() <= TOLERANCE
+    assert np.abs(answer - ring.answer(*segment)).max() <= TOLERANCE
     found = resources(kernel)
     assert found.registers * kernel.threads * PROGRAMS_EACH <= REGISTERS
     assert found.spilled <= 16  # bytes of each thread
