@@ -161,6 +161,6 @@ COLUMNS = {
     "growing cache, MB": megabytes("growing_bytes"),
 }
 NOTE = (
-    "Sampled positions: the memory is filled, and one token is timed, in CPU time of one thread, with the "
+    "At each position, the memory is filled and one token is timed, in CPU time of one thread, with the "
     "fused operator on both sides. The cache keeps all tokens."
 )

@@ -278,4 +278,4 @@ COLUMNS = {
     "times": lambda row, document: row["token_ms"]["median"] / _least(row, document),
     "tokens/s": lambda row, _: number(1e3 / row["token_ms"]["median"]),
 }
-NOTE = "At least: the time to read the weights once, at the machine's best rate."
+NOTE = "*At least* is the time to read the weights once, at the machine's best rate."

@@ -224,7 +224,7 @@ COLUMNS = {
     "p99 / better": "p99_over_better",
 }
 NOTE = (
-    "Run: ONNX Runtime's run of one token. What Python adds is the difference of medians; generate is "
-    "compared with predict. At least: the larger of reading the step's bytes from the cache and computing "
-    "its multiply-adds, at the rates of one core. Better: the better of one thread and all threads."
+    "*Run* is the time of one token in ONNX Runtime. What Python adds is a difference of medians; generate "
+    "is compared with predict. *At least* is the larger of two times on one core: to read the step's bytes "
+    "from the cache, and to compute its multiply-adds. *Better* is the better of one thread and all threads."
 )

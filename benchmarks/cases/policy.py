@@ -422,7 +422,7 @@ COLUMNS = {
     "slowest answer, µs": lambda row, _: 1e3 * row["answer_ms"]["slowest"] if "answer_ms" in row else None,
 }
 NOTE = (
-    f"{HZ:,} steps a second on one thread, with the model's length of memory. An answer is timed from its "
-    "tick. Real time: priority 50 of SCHED_FIFO, locked memory, one CPU. The growing window stops when half "
-    f"of its steps in a turn take longer than {1e3 / HZ:g} ms."
+    f"Policies make {HZ:,} steps a second on one thread, with the model's length of memory. An answer is "
+    "timed from its tick. *Real time* means priority 50 of SCHED_FIFO, locked memory and one CPU. The "
+    f"growing window stops when half of its steps in a turn take longer than {1e3 / HZ:g} ms."
 )

@@ -137,4 +137,6 @@ COLUMNS = {
     ),
     "tokens/s": lambda row, _: number(1e3 * row["streams"] * row["tokens"] / row["onnxruntime_ms"]["median"]),
 }
-NOTE = "Times are of a whole step. At least: what it must read and multiply, at the machine's best rates."
+NOTE = (
+    "Times are for a whole step. *At least* is the time to read and multiply what it must, at the best rates."
+)
