@@ -151,7 +151,7 @@ def test_too_little_memory_is_an_error_like_any_other(
     sentence = small.refusal("predict", stream="a", tokens=[[0] * (1 << 18)])
     assert "feed fewer tokens at once where memory was short" in sentence
     started(small, TALES)
-    many = int(0.45 * SMALL / row_bytes(open_session(TALES).state))  # a fork does not fit with them
+    many = int(0.48 * SMALL / row_bytes(open_session(TALES).state))  # a fork does not fit with them
     assert "error" not in small.ask("start", stream="many", rows=many)
     assert "the fork needs more memory than this machine has" in small.refusal(
         "fork", stream="many", **{"as": "b"}
