@@ -150,7 +150,9 @@ void add_provider(OrtSessionOptions* settings, const Options& options) {
 }
 
 // Whether graph and weights are one file of ONNX Runtime's own format.
-bool is_ort(const Spec& spec) { return spec.storage == "ort" || spec.storage == "fused-ort"; }
+bool is_ort(const Spec& spec) {
+  return spec.storage == "ort" || spec.storage == "fused-ort";
+}
 
 // Whether this program has the fused operator for this processor.
 bool has_fused() {
@@ -239,9 +241,10 @@ Loaded load(const std::filesystem::path& folder, const Options& options) {
   if (options.fused_library.empty()) {
     loaded.fused = served && options.fused && options.provider == Provider::cpu && has_fused();
     if (only_fused && !loaded.fused)
-      throw Error(Fault::option, folder.string() +
-                                     " needs the fused operator on the CPU; build the program with "
-                                     "-DXL_EXPORT_FUSED=ON, or give the operator's library as fused_library.");
+      throw Error(Fault::option,
+                  folder.string() +
+                      " needs the fused operator on the CPU; build the program with "
+                      "-DXL_EXPORT_FUSED=ON, or give the operator's library as fused_library.");
   } else if (!served) {
     throw Error(Fault::option, folder.string() +
                                    " has no graph for the fused operator, which does not serve its "
@@ -276,9 +279,8 @@ Loaded load(const std::filesystem::path& folder, const Options& options) {
   for (const ort::Signature& output : loaded.outputs) loaded.output_names.push_back(output.name.c_str());
   if (outside) loaded.weights = std::move(contents["weights.bin"]);
   try {
-    loaded.session =
-        make_session(contents[graph_name], outside ? &loaded.weights : nullptr, options, folder, spec,
-                     loaded.fused);
+    loaded.session = make_session(contents[graph_name], outside ? &loaded.weights : nullptr, options, folder,
+                                  spec, loaded.fused);
     verify_signatures(loaded, loaded.session.get(), spec.segment, graph);
     for (const std::int64_t tokens : spec.fixed_tokens) {
       if (tokens == spec.segment) continue;

@@ -27,11 +27,12 @@ struct Options {
   // step.
   Provider provider = Provider::cpu;
   int device = 0;  // the number of the GPU
-  // Whether to use the fused operator on the CPU, if it is built into the program (-DXL_EXPORT_FUSED=ON) and the
-  // artefact has a graph for it.
+  // Whether to use the fused operator on the CPU, if it is built into the program (-DXL_EXPORT_FUSED=ON) and
+  // the artefact has a graph for it.
   bool fused = true;
-  // The library of the fused operator, as `xl-export fused-kernel` prints its path, instead of what is built in.
-  // Loading a library executes it, so name only a file that no other user may write; no folder is searched.
+  // The library of the fused operator, as `xl-export fused-kernel` prints its path, instead of what is built
+  // in. Loading a library executes it, so name only a file that no other user may write; no folder is
+  // searched.
   std::string fused_library;
   // The only `Spec::identity` that is accepted.
   std::optional<std::string> expected_identity;
