@@ -96,8 +96,9 @@ def _report(device: Kind, computes: Folders, ask: Callable[..., str], *arguments
 
 def _onnxruntime_on_cpu() -> str:
     ort = load_onnxruntime()
-    operator = "with" if fused_cpu.built() else "without"
-    return f"ONNX Runtime {ort.__version__} on {available_cpus()} CPUs, {operator} the fused operator."
+    variant = fused_cpu.variant()
+    operator = f"with the fused operator ({variant})" if variant else "without the fused operator"
+    return f"ONNX Runtime {ort.__version__} on {available_cpus()} CPUs, {operator}."
 
 
 def _onnxruntime_on_gpu() -> str:
