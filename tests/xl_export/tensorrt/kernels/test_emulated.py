@@ -101,7 +101,7 @@ def random_case(seed: int) -> Case:
 def test_embedded_kernels_equal_the_naive_operator(name: str) -> None:
     """In the middle of a stream, at its beginning and in its padding, with the same constants of a kernel."""
     check(MIDDLE, TILES[name], 80)
-    check(dataclasses.replace(MIDDLE, T=9, first=(-4,)), TILES[name], 80)
+    check(dataclasses.replace(MIDDLE, B=2, T=9, first=(-4, -60)), TILES[name], 80)
     check(BEGINNING, TILES[name], 80, JOINS[1])
     check(other_shape(0), TILES[name], 80)
 
