@@ -35,7 +35,7 @@ CASES: dict[str, tuple[dict[str, Any], list[int]]] = {
     "initial-vectors": ({"first": [3, -2], "spare": 9, "initial": True}, [4, 1]),
     "ring-of-halves": ({"first": [35], "dtype": "float16", "M": 40}, [3, 1, 1]),
     "wide-heads": ({"first": [35], "K": 128, "H": 1, "M": 40}, [2, 1]),
-    "more-programs-than-places": ({"first": [39], "H": 5, "M": 40, "packed": True}, [1]),
+    "as-many-programs-as-places": ({"first": [39], "H": 4, "M": 40, "packed": True}, [1]),
 }
 
 
@@ -163,19 +163,30 @@ def test_the_node_equals_the_naive_operator(
     assert len(launches) == len(lengths)
 
 
-def test_keys_are_divided_among_enough_programs(library: Path, stubs: Stubs) -> None:
-    stubs.set_multiprocessors(108)
-    for sizes, length, parts in (
-        ({"first": [399], "M": 400}, 1, 13),  # tiles of 32 keys
-        ({"first": [39] * 3, "M": 40, "H": 100, "K": 4}, 2, 1),  # 600 queries, for 108 multiprocessors
-    ):
-        ring = NaiveRing(**sizes)  # type: ignore[arg-type]
-        node = Node(ring, library, stubs)
-        launches: list[Sizes] = []
-        stubs.execute_with(lambda name, ptx, sizes, arguments: launches.append(sizes))  # noqa: B023
-        node.run(node.bind(*ring.segment(length), node.past)[0])
-        stubs.execute_nothing()
-        assert launches[-1][:3] == (len(ring.first) * ring.H, length, parts)
+@pytest.mark.parametrize(
+    ("batch", "length", "parts"),
+    [
+        (1, 1, 51),  # one tile of 32 keys each, for 408 programs
+        (2, 1, 26),
+        (3, 1, 17),
+        (8, 1, 8),  # 512 programs; 9 parts would need a second wave
+        (64, 1, 1),
+        (1, 128, 1),
+    ],
+)
+def test_keys_are_divided_among_the_programs_that_run_at_once(
+    batch: int, length: int, parts: int, library: Path, stubs: Stubs
+) -> None:
+    """On an H100, which has places for 528 programs, with a memory of 1,600 tokens."""
+    stubs.set_multiprocessors(132)
+    ring = NaiveRing(first=[0] * batch, M=1600, H=8, K=4, spare=length)
+    node = Node(ring, library, stubs)
+    launches: list[Sizes] = []
+    stubs.execute_with(lambda name, ptx, sizes, arguments: launches.append(sizes))
+    node.run(node.bind(*ring.segment(length), node.past)[0])
+    stubs.execute_nothing()
+    ((*grid, _, _),) = launches
+    assert grid == [8 * batch, length, parts]
 
 
 @pytest.mark.skipif(not ON_CUDA, reason="needs onnxruntime-gpu, which computes on the stream")

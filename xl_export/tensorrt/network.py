@@ -189,7 +189,7 @@ def take_plugins(model: onnx.ModelProto) -> int:
         )
         nodes.append(
             onnx.helper.make_node(
-                JOIN, [node.input[0], *of_parts], [answer], name=f"{node.name}.join", **options
+                JOIN, [*node.input[:2], *of_parts], [answer], name=f"{node.name}.join", **options
             )
         )
         count += 1

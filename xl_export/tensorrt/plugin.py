@@ -26,6 +26,7 @@ from xl_export.tensorrt.kernels.compile import (
     JOINS,
     MAX_HEAD_DIM,
     PTX_VERSIONS,
+    Arithmetic,
     Kernel,
     Sizes,
     Tactic,
@@ -34,7 +35,6 @@ from xl_export.tensorrt.kernels.compile import (
     constants,
     join_constants,
     parts,
-    programs,
     scratch_rows,
     tactics,
 )
@@ -47,7 +47,7 @@ READS_NUMPY_2_4 = (11, 2)
 INTEGER_INPUTS = ("first", "slot")
 # The kernels of the build that runs, by the sizes of an attention at the usual shape of a profile.
 _chosen: dict[tuple[Any, ...], Choice] = {}
-JOIN_INPUTS = ("query", "mixed", "level")
+JOIN_INPUTS = ("query", "key", "mixed", "level")
 
 
 def refuse_unfit(spec: Spec, gpu: Gpu, *, version: str) -> None:
@@ -139,18 +139,14 @@ def _register_parts(trt: Any, trtp: Any, signature: Signature, capability: int, 
     It has the operator's inputs and attributes.
     """
     inputs = signature.inputs
-
-    def undivided(query: Any) -> Any:
-        return programs(*(query.shape_expr[axis] for axis in range(3)))
+    of_gpu: dict[str, Any] = {"multiprocessors": multiprocessors, "by": _expressions(trtp)}
 
     def tactics_of(query: Any) -> tuple[Tactic, ...]:
         return tactics(query.shape[3], capability, _dtype(trt, query))
 
     def shapes(*tensors: Any, **attributes: int) -> Any:
         query = tensors[0]
-        rows = scratch_rows(
-            undivided(query), query.shape_expr[2], multiprocessors=multiprocessors, least=trtp.min
-        )
+        rows = scratch_rows(*_first_three(query), **of_gpu)
         return tuple(
             trtp.from_shape_expr(shape, trt.DataType.FLOAT)
             for shape in ((rows, query.shape_expr[3]), (rows,))
@@ -188,7 +184,7 @@ def _register_parts(trt: Any, trtp: Any, signature: Signature, capability: int, 
         launch = _launch(trtp, triton_kernel)
         launch.grid_x = query.shape_expr[0] * query.shape_expr[1]
         launch.grid_y = trtp.cdiv(query.shape_expr[2], triton_kernel.block_t)
-        launch.grid_z = parts(undivided(query), multiprocessors=multiprocessors, number=trtp.ShapeExpr)
+        launch.grid_z = parts(*_first_three(query), key.shape_expr[2], **of_gpu)
         integers = _integers(trtp, query.shape_expr[2], key.shape_expr[2])
         return triton_kernel.name, triton_kernel.ptx, launch, integers
 
@@ -197,9 +193,8 @@ def _register_parts(trt: Any, trtp: Any, signature: Signature, capability: int, 
 
 
 def _register_join(trt: Any, trtp: Any, capability: int, multiprocessors: int) -> None:
-    """Registers the plugin that joins the answers of the parts; the query is an input only for its shape and
-    type.
-    """
+    """Registers the plugin that joins the answers of the parts; query and key give shapes and type."""
+    of_gpu: dict[str, Any] = {"multiprocessors": multiprocessors, "by": _expressions(trtp)}
 
     def shapes(*tensors: Any) -> Any:
         return tensors[0].like()
@@ -208,19 +203,19 @@ def _register_join(trt: Any, trtp: Any, capability: int, multiprocessors: int) -
         kind = _type_name(trt, tensors[0])
         choice = _join_choice(tensors[0])
         numbers = _offered(JOINS, choice.join if choice else None)
-        return [trtp.AutoTuneCombination(f"{kind}, FP32, FP32, {kind}", "LINEAR", numbers)]
+        return [trtp.AutoTuneCombination(f"{kind}, {kind}, FP32, FP32, {kind}", "LINEAR", numbers)]
 
-    def kernel(query: Any, mixed: Any, level: Any, outputs: Any, tactic_number: int) -> Any:
+    def kernel(query: Any, key: Any, mixed: Any, level: Any, outputs: Any, tactic_number: int) -> Any:
         """Name, PTX, launch and integer arguments of one tactic's kernel, whose parameters are inputs, rows,
         parts and answer.
         """
-        B, H, T = (query.shape_expr[axis] for axis in range(3))
+        B, H, T = _first_three(query)
         tactic = JOINS[tactic_number - 1]
         fixed = join_constants(tactic, query.shape[3])
         triton_kernel = compiled(tactic, tuple(fixed.items()), capability, _dtype(trt, query))
         launch = _launch(trtp, triton_kernel)
         launch.grid_x = trtp.cdiv(B * H * T, triton_kernel.block_t)
-        number = parts(programs(B, H, T), multiprocessors=multiprocessors, number=trtp.ShapeExpr)
+        number = parts(B, H, T, key.shape_expr[2], **of_gpu)
         integers = _integers(trtp, B * H * T, number)
         return triton_kernel.name, triton_kernel.ptx, launch, integers
 
@@ -254,6 +249,15 @@ def _type_name(trt: Any, tensor: Any) -> str:
 
 def _dtype(trt: Any, tensor: Any) -> Type:
     return "float16" if tensor.dtype == trt.DataType.HALF else "float32"
+
+
+def _expressions(trtp: Any) -> Arithmetic:
+    return Arithmetic(number=trtp.ShapeExpr, least=trtp.min, most=trtp.max)
+
+
+def _first_three(query: Any) -> tuple[Any, Any, Any]:
+    """Batch, heads and segment."""
+    return query.shape_expr[0], query.shape_expr[1], query.shape_expr[2]
 
 
 def _launch(trtp: Any, kernel: Kernel) -> Any:

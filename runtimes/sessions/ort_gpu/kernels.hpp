@@ -1,4 +1,4 @@
-// compiled from: 8ff062e3fb8204ae, Triton 3.9.0
+// compiled from: ae5b97731a589b23, Triton 3.9.0
 // Written by `python -m xl_export.tensorrt.kernels.ready`.
 #pragma once
 

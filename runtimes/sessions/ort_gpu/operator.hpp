@@ -119,13 +119,12 @@ class CudaAttention : public Node {
       if (!kernel_ && kernel.halves == !IN_FLOATS<Stored> && head_dim() <= kernel.widest) kernel_ = &kernel;
     expect(kernel_);
     function_ = driver_.function(*kernel_);
-    wanted_ = PROGRAMS_EACH * driver_.multiprocessors();
-    // With P programs wanted, keys are divided only if there are fewer than P queries of heads, and then there are
-    // fewer than 2 P programs. Each leaves an answer and its level; a counter of each query is back at 0 afterwards.
-    const size_t programs = 2 * wanted_;
-    scratch_ = driver_.zeros(programs * (head_dim() + 1) + wanted_);
-    levels_ = scratch_ + 4 * programs * head_dim();
-    counters_ = levels_ + 4 * programs;
+    places_ = PROGRAMS_EACH * driver_.multiprocessors();
+    // If keys are divided, there is a place for every program. Each leaves an answer and its level; a counter of
+    // each query is back at 0 afterwards.
+    scratch_ = driver_.zeros(places_ * (head_dim() + 2));
+    levels_ = scratch_ + 4 * places_ * head_dim();
+    counters_ = levels_ + 4 * places_;
   }
 
   ~CudaAttention() {
@@ -176,7 +175,10 @@ class CudaAttention : public Node {
                      static_cast<size_t>(batch * heads() * slots * width) * sizeof(Stored), stream);
     }
     const int64_t queries = batch * heads() * length, tiles = (mem_len() + length - 1) / kernel_->block_j + 1;
-    const int64_t parts = queries < wanted_ ? std::min((wanted_ - 1) / queries + 1, tiles) : 1;
+    // As many parts as run at once, rounded down, since a few programs more would wait for all others. No part is
+    // empty: each has this many tiles, except the last one.
+    const int64_t each = (tiles - 1) / std::clamp<int64_t>(places_ / queries, 1, tiles) + 1;
+    const int64_t parts = (tiles - 1) / each + 1;
 
     // In the order of the kernel's parameters.
     CudaDriver::Address tensors[] = {
@@ -217,7 +219,7 @@ class CudaAttention : public Node {
   int attributes_[8];
   const RingKernel* kernel_ = nullptr;
   void* function_ = nullptr;
-  int64_t wanted_ = 0;  // programs that keep all multiprocessors busy
+  int64_t places_ = 0;  // of programs that run at once
   CudaDriver::Address scratch_ = 0, levels_ = 0, counters_ = 0;
 };
 

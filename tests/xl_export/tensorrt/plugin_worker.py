@@ -45,7 +45,9 @@ OPERATIONS = {
     trt.DimensionOperation.SUM: lambda a, b: a + b,
     trt.DimensionOperation.CEIL_DIV: lambda a, b: -(-a // b),
     trt.DimensionOperation.FLOOR_DIV: lambda a, b: a // b,
+    trt.DimensionOperation.SUB: lambda a, b: a - b,
     trt.DimensionOperation.MIN: min,
+    trt.DimensionOperation.MAX: max,
 }
 MULTIPROCESSORS = 4
 BUILDER = SimpleNamespace(
@@ -98,15 +100,16 @@ def drive(capability: str, kind: str, sizes: dict[str, int], attributes: Attribu
     }
     first = found[SIGNATURES[0].parts]
     outputs = [getattr(trt.DataType, name) for name in first["output_types"]]
-    scratch = [shapes[0], *first["output_shapes"]]
-    second = drive_one(creators[JOIN], scratch, [of_type, *outputs], {}, 2)
+    scratch = [*shapes[:2], *first["output_shapes"]]
+    of_scratch = [of_type, of_type, *outputs]
+    second = drive_one(creators[JOIN], scratch, of_scratch, {}, 2)
 
     def offered() -> list[list[int]]:
         """The tactics of the ring's plugin and of the join, at the usual shape of a profile."""
         names, every = SIGNATURES[1].inputs, {**asdict(attributes), "mem_len": sizes["M"]}
         types = [trt.DataType.INT32 if name in ("first", "slot") else of_type for name in names]
         ring = drive_one(creators[SIGNATURES[1].parts], shapes, types, every, 0, dynamic=True)
-        join = drive_one(creators[JOIN], scratch, [of_type, *outputs], {}, 0, dynamic=True)
+        join = drive_one(creators[JOIN], scratch, of_scratch, {}, 0, dynamic=True)
         return [ring["tactics"], join["tactics"]]
 
     choice = choice_for(sizes, capability, kind, attributes, shapes)

@@ -24,7 +24,7 @@ from tests.ptx.driver import EmulatedDriver, execute
 from tests.ptx.program import parse
 from tests.xl_export.tensorrt.bindings import needs_bindings
 from xl_export.tensorrt.kernels.cases import Case
-from xl_export.tensorrt.kernels.compile import JOINS, Type, parts, programs, scratch_rows, tactics
+from xl_export.tensorrt.kernels.compile import JOINS, Type, parts, scratch_rows, tactics
 from xl_export.tensorrt.kernels.driver import TOLERANCES, naive_answer
 from xl_export.tensorrt.network import take_plugins
 from xl_export.tensorrt.operator import DOMAIN, JOIN, PLUGIN, SIGNATURES, Attributes, Signature
@@ -32,9 +32,9 @@ from xl_export.tensorrt.plugin import refuse_unfit
 
 pytest.importorskip("triton", reason="triton is not installed (it is for Linux on x86-64 and Arm)")
 WORKER = Path(__file__).parent / "plugin_worker.py"
-SIZES = {"B": 2, "H": 2, "T": 17, "J": 49, "M": 32, "K": 24, "R": 33, "N": 5}
-RULE = MemoryRule(mem_len=32, segment=17)
-UNDIVIDED = programs(SIZES["B"], SIZES["H"], SIZES["T"])
+SIZES = {"B": 2, "H": 2, "T": 17, "J": 537, "M": 520, "K": 24, "R": 33, "N": 5}  # two parts
+RULE = MemoryRule(mem_len=SIZES["M"], segment=SIZES["T"])
+ROWS = [SIZES[letter] for letter in "BHT"]
 GPU = {"multiprocessors": 4}  # as in the worker
 GPU_OF_8_7 = Gpu(name="A GPU", compute_capability="8.7")
 
@@ -75,7 +75,7 @@ def test_plugins_have_the_attributes_of_the_nodes(answers: dict[str, Any], signa
         assert len(node.output) == len(answers[node.op_type]["output_types"])
     parts, join = model.graph.node
     assert list(parts.input) == list(signature.inputs)
-    assert (list(join.input), list(join.output)) == (["query", *parts.output], ["answer"])
+    assert (list(join.input), list(join.output)) == (["query", "key", *parts.output], ["answer"])
 
 
 @needs_bindings
@@ -87,10 +87,10 @@ def test_the_answer_has_the_shape_and_type_of_the_query(answers: dict[str, Any])
 @needs_bindings
 @both_forms
 def test_parts_are_float32_and_have_room(answers: dict[str, Any], signature: Signature) -> None:
-    rows = scratch_rows(UNDIVIDED, SIZES["T"], **GPU)
+    rows = scratch_rows(*ROWS, **GPU)
     assert answers[signature.parts]["output_types"] == ["FLOAT", "FLOAT"]
     assert answers[signature.parts]["output_shapes"] == [[rows, SIZES["K"]], [rows]]
-    assert rows >= parts(UNDIVIDED, **GPU) * SIZES["B"] * SIZES["H"] * SIZES["T"]
+    assert rows >= parts(*ROWS, SIZES["J"], **GPU) * np.prod(ROWS)
 
 
 @needs_bindings
@@ -99,13 +99,13 @@ def test_one_type_and_plain_layouts_are_asked_for(answers: dict[str, Any], signa
     integers, found = ("first", "slot"), answers[signature.parts]
     expected = ["INT32" if name in integers else answers["kind"] for name in signature.inputs]
     assert found["combination"] == [*expected, "FLOAT", "FLOAT"]
-    assert answers[JOIN]["combination"] == [answers["kind"], "FLOAT", "FLOAT", answers["kind"]]
+    assert answers[JOIN]["combination"] == [*[answers["kind"]] * 2, "FLOAT", "FLOAT", answers["kind"]]
     assert found["formats"] == answers[JOIN]["formats"] == ["LINEAR"]
 
 
 @needs_bindings
 def test_every_tactic_launches_a_compiled_kernel_over_the_whole_answer(answers: dict[str, Any]) -> None:
-    rows, number = SIZES["B"] * SIZES["H"] * SIZES["T"], parts(UNDIVIDED, **GPU)
+    rows, number = np.prod(ROWS), parts(*ROWS, SIZES["J"], **GPU)
     assert number > 1
     dtype: Type = "float16" if answers["kind"] == "HALF" else "float32"
     offered = tactics(SIZES["K"], int(answers["capability"].replace(".", "")), dtype)
@@ -138,7 +138,7 @@ def test_the_chosen_tactic_alone_is_offered_at_its_shape(answers: dict[str, Any]
 @needs_bindings
 def test_the_kernels_take_inputs_two_integers_and_the_outputs(answers: dict[str, Any]) -> None:
     attends = ((signature.parts, len(signature.inputs), 2) for signature in SIGNATURES)
-    for name, inputs, outputs in (*attends, (JOIN, 3, 1)):
+    for name, inputs, outputs in (*attends, (JOIN, 4, 1)):
         for launch in answers[name]["launches"]:
             entry = re.search(rf"\.entry {launch['name']}\((.*?)\)", launch["ptx"], re.S)
             assert entry, launch["ptx"][:200]
@@ -155,8 +155,8 @@ def test_what_tensorrt_receives_computes_the_naive_operator(
     """The first tactic with every join, and every tactic with the first join."""
     case = Case(
         **{letter: SIZES[letter] for letter in "BHTMKRN"},
-        first=(50, 3),
-        slot=(32, 7) if "slot" in signature.inputs else (),
+        first=(600, 3),
+        slot=(520, 7) if "slot" in signature.inputs else (),
         persistent=5,
         dtype="float16" if answers["kind"] == "HALF" else "float32",
     )
@@ -171,7 +171,7 @@ def test_what_tensorrt_receives_computes_the_naive_operator(
             scratch = [driver.empty(4 * int(np.prod(shape))) for shape in attends["output_shapes"]]
             answer = np.empty((case.B, case.H, case.T, case.K), case.dtype)
             out = driver.empty(answer.nbytes)
-            for made, tensors, outputs in ((launch, inputs, scratch), (join, [inputs[0], *scratch], [out])):
+            for made, tensors, outputs in ((launch, inputs, scratch), (join, [*inputs[:2], *scratch], [out])):
                 execute(
                     parse(made["ptx"], made["name"]),
                     [*tensors, *made["integers"], *outputs],

@@ -25,9 +25,14 @@ SHARED_BYTES = 48 * 1024  # shared memory that a block has on every GPU without 
 # for tiles of 64 queries and more. The relative shift is made for results in registers. Results from that
 # memory go through shared memory, which is then too small: 64 x 64 needs 67,632 bytes.
 TENSOR_MEMORY = (100, 103, 110)
-PROGRAMS_EACH = 4  # for every multiprocessor: its registers hold this many of `token_attention`
+PROGRAMS_EACH = 4  # that a multiprocessor's registers hold: of `token_attention`, and of `ring_attention`
+TILES_EACH = 2  # the same of tiles of QUERIES: two programs of `segment_attention`, or one of twice the tile
 REGISTERS = 65536  # of a multiprocessor
 QUERIES = 64  # of one program when programs are counted: the tile of `segment_attention` for long segments
+KEYS = 64  # of one tile when the tiles of keys are counted
+# Tiles of keys that a part of a segment has at least. Its partial answers are written in float32 and read
+# again, which is as many bytes as two tiles.
+LEAST_TILES = 4
 Type = Literal["float16", "float32"]
 _POINTERS = {"float16": "*fp16", "float32": "*fp32"}
 # Multiples of 4, so that four floats are loaded at once.
@@ -89,30 +94,48 @@ JOINS = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Arithmetic:
+    """How sizes are computed with: as integers, or as TensorRT's expressions."""
+
+    number: Callable[[int], Any] = int
+    """Makes a constant."""
+    least: Callable[[Any, Any], Any] = min
+    most: Callable[[Any, Any], Any] = max
+
+
+INTEGERS = Arithmetic()
+
+
 def programs(B: Any, H: Any, T: Any) -> Any:
-    """How many programs attend to keys that are not divided; from numbers, or from TensorRT's expressions."""
+    """How many programs attend to keys that are not divided."""
     return B * H * ((T + (QUERIES - 1)) // QUERIES)
 
 
-def parts(undivided: Any, *, multiprocessors: int, number: Callable[[int], Any] = int) -> Any:
+def parts(B: Any, H: Any, T: Any, J: Any, *, multiprocessors: int, by: Arithmetic = INTEGERS) -> Any:
     """How many parts the keys are divided into, so that all multiprocessors of a GPU have work.
 
-    undivided: the result of `programs`; there is 1 part if it is enough. number: makes a constant of the same
-    kind. The parts depend only on the shapes and the GPU, so the same step has the same bits every time.
+    The programs of all parts run at once, since a few more would wait for all others. A part of a segment has
+    at least LEAST_TILES, and a part of a token one tile. All but the last have the same number, so none is
+    empty. The parts depend only on the shapes and the GPU, so the same step has the same bits every time.
     """
-    return number(PROGRAMS_EACH * multiprocessors - 1) // undivided + 1
+    # PROGRAMS_EACH have one query each. So few queries are computed by `token_attention`.
+    places = by.most(by.number(PROGRAMS_EACH) // T, TILES_EACH) * multiprocessors
+    last = (J - 1) // KEYS  # tile of keys
+    most = by.least(places // programs(B, H, T), (last + 1) // by.least(T, LEAST_TILES))
+    each = last // by.most(most, 1) + 1
+    return last // each + 1
 
 
-def scratch_rows(
-    undivided: Any, T: Any, *, multiprocessors: int, least: Callable[[Any, int], Any] = min
-) -> Any:
-    """How many rows `mixed` and `level` need for any shape with at most `undivided` programs and T queries.
+def scratch_rows(B: Any, H: Any, T: Any, *, multiprocessors: int, by: Arithmetic = INTEGERS) -> Any:
+    """How many rows `mixed` and `level` need for any shape with at most this batch and segment.
 
-    With P programs wanted, fewer than undivided + P programs write min(T, QUERIES) rows each. The bound grows
-    with batch and T, which the number of parts does not. So the memory that TensorRT reserves for a profile's
-    largest shape is enough for all of its shapes. least: the smaller of two values of the same kind.
+    A program writes min(T, QUERIES) rows. If keys are divided, there are at most as many programs as run at
+    once. The bound grows with batch and T, which the number of parts does not. So the memory that TensorRT
+    reserves for a profile's largest shape is enough for all of its shapes.
     """
-    return (undivided + (PROGRAMS_EACH * multiprocessors - 1)) * least(T, QUERIES)
+    tiles = by.most(programs(B, H, T), TILES_EACH * multiprocessors)
+    return by.most(tiles * by.least(T, QUERIES), PROGRAMS_EACH * multiprocessors)
 
 
 @dataclass(frozen=True, kw_only=True)

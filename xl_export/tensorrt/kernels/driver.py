@@ -28,7 +28,6 @@ from xl_export.tensorrt.kernels.compile import (
     constants,
     join_constants,
     parts,
-    programs,
     scratch_rows,
 )
 from xl_export.tensorrt.naive import naive_relative_attention
@@ -245,9 +244,8 @@ def run_kernels(
     B, H, T, K = query.shape
     J = inputs["key"].shape[2]
     multiprocessors = driver.multiprocessors
-    undivided = programs(B, H, T)
-    number = parts(undivided, multiprocessors=multiprocessors)
-    rows = scratch_rows(undivided, T, multiprocessors=multiprocessors)
+    number = parts(B, H, T, J, multiprocessors=multiprocessors)
+    rows = scratch_rows(B, H, T, multiprocessors=multiprocessors)
     with driver.freed():
         addresses = [driver.upload(array) for array in inputs.values()]
         mixed, level, out = (driver.empty(size) for size in (rows * K * 4, rows * 4, query.nbytes))
@@ -258,7 +256,7 @@ def run_kernels(
             grid = (B * H, -(-T // first.block_t), number)
             driver.launch(attention, grid, first, [*addresses, T, J, mixed, level])
             grid = (-(-(B * H * T) // second.block_t), 1, 1)
-            driver.launch(joining, grid, second, [addresses[0], mixed, level, B * H * T, number, out])
+            driver.launch(joining, grid, second, [*addresses[:2], mixed, level, B * H * T, number, out])
 
         call()
         answer = np.empty_like(query)

@@ -11,6 +11,7 @@ from xl_export.tensorrt.kernels.common import LOWEST
 @triton.jit
 def join_parts(
     query,
+    key,
     mixed,
     level,
     rows,
@@ -24,7 +25,8 @@ def join_parts(
     """The operator's answer for BLOCK_T of all B·H·T rows, from the answers of their parts, BLOCK_J parts at
     a time.
 
-    `query` is not read: it gives TensorRT the shape and the type of the answer.
+    `query` and `key` are not read: they give TensorRT the shape and the type of the answer, and the number of
+    parts.
     """
     i = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     j = tl.arange(0, BLOCK_J)

@@ -23,7 +23,6 @@ from xl_export.tensorrt.kernels.compile import (
     constants,
     join_constants,
     parts,
-    programs,
     scratch_rows,
     tactics,
 )
@@ -100,7 +99,7 @@ def test_a_kernel_fits_its_gpu(capability: int, tactic: Tactic, head_dim: int, f
 )
 def test_the_joining_kernel_compiles(capability: int, tactic: Tactic) -> None:
     kernel = compile_kernel(tactic, join_constants(tactic, 64), compute_capability=capability)
-    assert parameter_kinds(kernel) == ["u64"] * 3 + ["u32", "u32"] + ["u64"]
+    assert parameter_kinds(kernel) == ["u64"] * 4 + ["u32", "u32"] + ["u64"]
     assert resources(kernel).spilled == 0
 
 
@@ -152,15 +151,30 @@ def test_a_gpu_without_kernels_is_refused() -> None:
         compile_kernel(JOINS[0], join_constants(JOINS[0], 64), compute_capability=70)
 
 
-@pytest.mark.parametrize("multiprocessors", [16, 132])
-@pytest.mark.parametrize(("B", "T"), [(1, 1), (2, 1), (32, 1), (1, 17), (1, 128), (3, 33), (8, 512)])
-def test_keys_are_divided_until_the_gpu_is_busy(B: int, T: int, multiprocessors: int) -> None:
+@pytest.mark.parametrize(
+    ("multiprocessors", "B", "T", "expected"),
+    [
+        (132, 1, 1, 26),  # one tile of keys each
+        (132, 8, 1, 7),  # 448 programs in 528 places; 9 parts would need a second wave
+        (132, 32, 1, 2),
+        (132, 64, 1, 1),
+        (132, 1, 2, 13),
+        (132, 1, 128, 6),  # five tiles each
+        (132, 8, 128, 2),  # 256 programs of 64 queries, or 128 of 128
+        (132, 8, 512, 1),
+        (16, 1, 1, 7),
+        (16, 1, 128, 2),
+        (16, 3, 33, 1),
+    ],
+)
+def test_keys_are_divided_among_the_programs_that_run_at_once(
+    multiprocessors: int, B: int, T: int, expected: int
+) -> None:
+    """Of a model with 8 heads and a memory of 1,600 tokens, on a large GPU and on a small one."""
     gpu = {"multiprocessors": multiprocessors}
-    undivided, wanted = programs(B, 8, T), 4 * multiprocessors
-    number = parts(undivided, **gpu)
-    assert wanted <= undivided * number < wanted + undivided or number == 1
+    assert parts(B, 8, T, 1600 + T, **gpu) == expected
     for fewer in range(1, B + 1):  # scratch for a profile's largest shape is enough for every smaller one
         for shorter in range(1, T + 1):
-            smaller = programs(fewer, 8, shorter)
-            rows = scratch_rows(smaller, shorter, **gpu)
-            assert parts(smaller, **gpu) * fewer * 8 * shorter <= rows <= scratch_rows(undivided, T, **gpu)
+            rows = scratch_rows(fewer, 8, shorter, **gpu)
+            used = parts(fewer, 8, shorter, 1600 + shorter, **gpu) * fewer * 8 * shorter
+            assert used <= rows <= scratch_rows(B, 8, T, **gpu)
