@@ -39,8 +39,9 @@ CONSOLE = re.compile(r'<div class="language-console highlight">(?=(.*?)</div>)',
 # How the search treats the pages of a folder: a guide comes before a table of measurements.
 SEARCH = {
     "decisions": {"exclude": True},
-    SOURCE: {"boost": 0.3},
+    SOURCE: {"boost": 0.1},
     "results": {"boost": 0.3},
+    "reference": {"boost": 0.5},
     "guides": {"boost": 1.5},
 }
 COMMANDS = re.compile(r"^<!-- commands: (?P<program>.+) (?P<module>\S+) -->$", re.MULTILINE)
