@@ -7,6 +7,7 @@ and the packed file is compared with what was packed, over the same reference, b
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -23,6 +24,8 @@ from runtimes.sessions import fused_cpu
 from runtimes.sessions.onnx_runtime import OrtSession
 from xl_export.artefact.validate import refuse_other_answers
 from xl_export.graph.ops import quiet
+
+LEVEL = "ORT_CONVERT_ONNX_MODELS_TO_ORT_OPTIMIZATION_LEVEL"  # the converter's option, a variable
 
 # Protobuf and flatbuffers count bytes with 31 bits; the rest is for what the weights are wrapped in.
 MAX_FILE_BYTES = (1 << 31) - (1 << 24)
@@ -53,7 +56,8 @@ def pack(spec: Spec, vocab: Vocab, folder: Path, reference: Reference) -> Spec:
     graph = folder / (FUSED if spec.only_fused else GRAPH)
     whole = OrtSession(dataclasses.replace(spec, storage="external"), vocab, graph, library=library)
     if spec.in_ort_format:
-        _as_ort(graph, folder / spec.graph_file, library)
+        level = "basic" if spec.exporter == "graph" else "all"  # as in `OrtSession`
+        _as_ort(graph, folder / spec.graph_file, library, level=level)
     else:
         model = ir.external_data.load_to_model(ir.load(folder / GRAPH))
         with atomic_file(folder / GRAPH) as temporary:
@@ -68,11 +72,11 @@ def pack(spec: Spec, vocab: Vocab, folder: Path, reference: Reference) -> Spec:
     return dataclasses.replace(spec, measured=dataclasses.replace(spec.measured, num_bytes=num_bytes))
 
 
-def _as_ort(graph: Path, out: Path, library: Path | None) -> None:
+def _as_ort(graph: Path, out: Path, library: Path | None, *, level: str) -> None:
     """Writes a graph and the list of its operators in the format of ONNX Runtime, with its converter.
 
-    library: of the fused operator, if the graph uses it. The converter optimises the graph for any processor,
-    so it leaves out what only this one could compute.
+    library: of the fused operator, if the graph uses it. level: of the optimisation, `basic` or `all`. The
+    converter optimises the graph for any processor, so it leaves out what only this one could compute.
     """
     from onnxruntime.tools.convert_onnx_models_to_ort import (
         OptimizationStyle,
@@ -81,6 +85,7 @@ def _as_ort(graph: Path, out: Path, library: Path | None) -> None:
 
     with tempfile.TemporaryDirectory(dir=out.parent) as name:
         made = Path(name)
+        os.environ[LEVEL] = level
         try:
             with quiet():  # the converter prints, and warns of a file that it leaves open
                 convert_onnx_models_to_ort(
@@ -94,7 +99,10 @@ def _as_ort(graph: Path, out: Path, library: Path | None) -> None:
                 f"ONNX Runtime could not write the graph in its own format ({first_line(error)}); export "
                 "in another storage, or with another onnxruntime."
             ) from error
-        operators = made / f"{graph.stem}.{OPERATORS}"
+        finally:
+            del os.environ[LEVEL]
+        (operators,) = made.glob("*.config")  # the names of both files tell the level
+        (written,) = made.glob("*.ort")
         lines = [line for line in operators.read_text().splitlines() if not line.startswith("#")]
         out.with_name(OPERATORS).write_text("\n".join(line for line in lines if line) + "\n")
-        shutil.move(made / out.name, out)
+        shutil.move(written, out)
