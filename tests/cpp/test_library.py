@@ -19,6 +19,7 @@ from runtimes.contract.saved_streams import save_memory
 from runtimes.contract.spec import Storage
 from runtimes.contract.tensors import row_bytes
 from runtimes.contract.vocabulary import IdsVocab, save_vocab
+from runtimes.sessions import fused_cpu
 from tests.architectures import ARCHITECTURES
 from tests.cpp.program import DRIVER, ROOT, SIGNATURES, compiled, with_vocabulary
 from tests.parity.operations import Program
@@ -86,6 +87,17 @@ def test_the_fused_operator_must_be_a_library_for_its_model(cpp: Program, artefa
     assert "could not be loaded" in cpp.refusal("open", model=ring, fused=weights)
     hidden = str(artefacts["hidden"])
     assert "has no graph for the fused operator" in cpp.refusal("open", model=hidden, fused="/nowhere.so")
+
+
+def test_an_artefact_may_have_only_the_fused_graph(
+    cpp: Program, run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    library = fused_cpu.build()
+    folder = export(run, tmp_path / "artefact", storage="fused-ort")
+    assert "needs the fused operator" in cpp.refusal("open", model=str(folder))
+    assert cpp.ask("open", model=str(folder), fused=str(library))["kernel"] == "fused"
+    assert cpp.ask("check")["passed"]
 
 
 def test_batches_and_positions_have_bounds(cpp: Program, artefacts: dict[str, Path]) -> None:
