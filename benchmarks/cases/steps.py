@@ -137,6 +137,4 @@ COLUMNS = {
     ),
     "tokens/s": lambda row, _: number(1e3 * row["streams"] * row["tokens"] / row["onnxruntime_ms"]["median"]),
 }
-NOTE = (
-    "Times are for a whole step. *At least* is the time to read and multiply what it must, at the best rates."
-)
+NOTE = "Times are for a whole step."
