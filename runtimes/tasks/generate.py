@@ -222,7 +222,8 @@ def _generate(
             places = slice(None) if everyone else going
             draw = Draw([sampler] * len(going), session.vocab.size, [penalties[row] for row in going])
             counts = None if everyone or not keep else np.isin(range(len(texts)), going).astype(np.int64)
-        drawn = draw.tokens(logits if everyone else logits[going], [next(uniform[row]) for row in going])
+        chances = () if draw.greedy else [next(uniform[row]) for row in going]
+        drawn = draw.tokens(logits if everyone else logits[going], chances)
         if -1 in drawn:
             raise UserError(NOT_FINITE)
         token[places, 0] = drawn
