@@ -237,6 +237,6 @@ COLUMNS = {
     "CPU per token, ms": "token_cpu_ms",
 }
 NOTE = (
-    "Runtimes in Python are without Python itself. llama.cpp runs another model, whose weights have as many "
-    "bytes. Each number is the median of new processes."
+    "Figures of Python runtimes leave out Python itself. llama.cpp runs another model whose weights have the "
+    "same size in bytes. Each number is the median of new processes."
 )
