@@ -187,8 +187,12 @@ ort::Owned<OrtSession> make_session(const Bytes& graph, const Bytes* weights, co
   if (spec.exporter == "graph" && spec.target == "onnxruntime" && options.provider == Provider::cpu)
     ort::check(ort::api().SetSessionGraphOptimizationLevel(settings.get(), ORT_ENABLE_BASIC));
   // Microseconds that a thread waits awake for work: by default so long that it slows other processes, and
-  // they slow a step.
-  ort::check(ort::api().AddSessionConfigEntry(settings.get(), "session.intra_op.spin_duration_us", "50"));
+  // they slow a step. Nodes that compute a whole layer stay awake until the next token, as in Python.
+  static const std::string layer = "RingRelativeLayer";
+  const bool in_layers =
+      fused && std::search(graph.begin(), graph.end(), layer.begin(), layer.end()) != graph.end();
+  ort::check(ort::api().AddSessionConfigEntry(settings.get(), "session.intra_op.spin_duration_us",
+                                              in_layers ? "200" : "50"));
   if (fused) register_fused(settings.get(), options);
   try {
     add_provider(settings.get(), options);
