@@ -30,8 +30,8 @@ export const engines = {
 
 export const remedy =
   "with esbuild, add --format=esm and copy the files that README.md names to its output; with vite's " +
-  'development server, set optimizeDeps.exclude to ["xl-export-web"]; without a bundler, name the folder of ' +
-  "the files as `vendor`";
+  'development server, set optimizeDeps.exclude to ["xl-export-web"]; without a bundler, name the folder ' +
+  "of the files as `vendor`";
 const WORKER_REMEDY = "with esbuild, add --format=esm and worker=xl-export-web/worker";
 
 /** @param {string} code */
