@@ -314,7 +314,9 @@ def _validate(training: Training, source: Source, writer: Writer, report: Report
             with best_weights(training, writer):
                 training.final = score(None)
         facts["final_validation_bits_per_token"] = training.final
-    line = f"step {training.step}: validation {bits:.4f} bits/token ({config.evaluation})"
+    line = f"step {training.step:,} of {config.steps:,}: validation {bits:.4f} bits/token"
+    if len(training.validations) == 1:
+        line += f" ({config.evaluation})"
     if training.final is not None and training.final != leader.bits_per_token:
         line += f"; step {leader.step} on the whole held-out text: {training.final:.4f}"
     if out_of_patience(training.validations, config.patience):

@@ -23,7 +23,7 @@ from runtimes.cli.options import json_option, options_of, show
 from runtimes.contract.engine import Attention
 from runtimes.contract.precision import Measured, named, per_stream, sentence
 from runtimes.contract.rule import MAX_LENGTH, MemoryRule
-from runtimes.contract.spec import Storage, load_spec
+from runtimes.contract.spec import FUSED, Storage, load_spec
 from runtimes.sessions.open import describe
 from runtimes.tasks.check import check
 from runtimes.tasks.describe import next_command
@@ -184,9 +184,10 @@ def export_command(
             f"{name} is not measured, because its steps take only whole segments; give a longer --text FILE"
         )
     if spec.not_compared:
+        here = " after `xl-export fused-kernel`, or" if spec.not_compared == (FUSED,) else ""
         lines.append(
             f"{', '.join(spec.not_compared)}: not compared with PyTorch, because this machine cannot run it; "
-            "run `xl-export check` on one that can"
+            f"run `xl-export check`{here} on one that can"
         )
     model = None
     if triton and report.passed:

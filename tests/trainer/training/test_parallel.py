@@ -116,7 +116,7 @@ def test_two_processes_continue_the_run_of_one(
         assert (
             first.output.splitlines()[-1] == f"{run} is trained; next: xl-export export {run} --out artefact"
         )
-        assert first.output.count("step 7: validation") == 1
+        assert first.output.count("step 7 of 7: validation") == 1
         assert second.output == ""
         memory = load_file(run / "training.safetensors")["memory.0"]
         assert memory.shape == (8, 11, 16), "the memory of all lanes"

@@ -45,7 +45,7 @@ def test_losses_are_plain_lines_where_there_is_no_terminal(
     pattern = r"step %s of 4: %s bits/token, lr \S+, gradient \S+, [\d,]+ tokens/s, MFU \d+%%, \d+m\d\ds left"
     for step, loss, line in zip((2, 4), losses, steps[:2], strict=True):
         assert re.fullmatch(pattern % (step, f"{loss:.3f}"), line), line
-    assert steps[2].startswith("step 4: validation ")
+    assert steps[2].startswith("step 4 of 4: validation ")
     sample = lines_of(run)[-1]["sample"]
     assert len(sample) == 9
     assert output.splitlines()[-1].startswith("  sample: ")
