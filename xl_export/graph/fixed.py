@@ -36,7 +36,6 @@ OPSET = 17  # the oldest with LayerNormalization
 # What is added to the scores of keys that are not visible. The softmax of such a score is 0 in float32, and
 # two of them still have a sum in float16, in which accelerators compute.
 HIDDEN = np.float32(-30_000)
-FAR = np.float32(2.0**100)  # exceeds every position
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +100,13 @@ class FixedStep(StepGraph):
                 last = op.Slice(last, begin, end, axis)
             beyond = op.constant((distance[-1] - 1).astype(np.float32)[:, None])  # [J, 1]
             return FixedMask(mask=mask, before_start=op.Clip(op.Sub(last, beyond), zero, one), sees=None)
-        reach = op.constant(np.where(in_window, distance, FAR).astype(np.float32))  # [T, J]
-        short = op.Clip(op.Sub(self.position, reach), op.constant(np.float32(-1)), zero)
+        position = self.position
+        if not in_window.all():  # in float16, a large position would be infinite, as far as any key
+            far = rule.mem_len + self.T  # beyond every key
+            distance = np.where(in_window, distance, 2 * far)
+            position = op.Clip(position, op.constant(np.float32(-1)), op.constant(np.float32(far)))
+        reach = op.constant(distance.astype(np.float32))  # [T, J]
+        short = op.Clip(op.Sub(position, reach), op.constant(np.float32(-1)), zero)
         mask = op.Mul(short, op.constant(-HIDDEN))
         # Without itself, the first token of a text sees nothing.
         sees = op.Clip(self.position, zero, one) if rule.nearest else None

@@ -12,6 +12,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnxruntime.tools.mobile_helpers.usability_checker import check_coreml_partitions
+from onnxruntime.transformers.float16 import convert_float_to_float16
 
 from runtimes import Sampler, check, generate, open_session
 from runtimes.contract.spec import GRAPH, load_spec
@@ -55,6 +56,22 @@ def test_every_architecture_is_computed_by_plain_operators(
         assert np.isfinite(onnx.numpy_helper.to_array(tensor)).all(), tensor.name
     shapes = [value.type.tensor_type.shape for value in (*graph.graph.input, *graph.graph.output)]
     assert not any(size.dim_param for shape in shapes for size in shape.dim)
+
+
+def test_a_late_position_is_right_in_float16(run: Path, tokens: np.ndarray, tmp_path: Path) -> None:
+    """As accelerators compute, in which 65,520 and more are infinite."""
+    artefact = export(run, tmp_path / "a", rows=1)
+    spec = load_spec(artefact)
+    reduced = convert_float_to_float16(onnx.load(artefact / GRAPH), keep_io_types=True)
+    step = onnxruntime.InferenceSession(reduced.SerializeToString(), providers=["CPUExecutionProvider"])
+    segment, exact = tokens[None, : spec.rule.segment], open_session(artefact)
+    memory = exact.start(1)
+    memory.positions[0] = 70_000
+    expected, _ = exact.step(segment, memory)
+    past = {state.name: np.zeros((1, *state.shape[1:]), np.float32) for state in spec.state}
+    positions = 70_000 + np.arange(spec.rule.segment)[None]
+    logits = step.run(["logits"], {"input_ids": segment, "position_ids": positions, **past})[0]
+    assert np.abs(logits - expected).max() < 0.02
 
 
 def test_coreml_has_the_graph_as_one_piece(run: Path, tmp_path: Path) -> None:
