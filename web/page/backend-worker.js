@@ -67,7 +67,7 @@ export class WorkerBackEnd {
       trainedTokens: spec.trained_tokens ?? null,
       parameters,
       where: "in your browser: what you type stays there",
-      openings: this.site.openings ?? [],
+      openings: (vocabulary.kind !== "ids" && this.site.openings) || [], // ids have no words
       concern: spec.concern,
       special: vocabulary.special,
       names:

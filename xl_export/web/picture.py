@@ -33,7 +33,8 @@ def picture_of(artefact: Path, opening: str | None) -> bytes:
     session = open_session(artefact, threads=1, device="cpu")
     vocab = session.vocab
     first = vocab.special.before_text
-    tokens = [0 if first is None else first, *(vocab.encode(opening).tolist() if opening else ())]
+    words = opening if vocab.kind != "ids" else None  # ids have no words
+    tokens = [0 if first is None else first, *(vocab.encode(words).tolist() if words else ())]
     while (rest := TOKENS - len(tokens)) > 0:  # a text may end before
         tokens += [piece.token for piece in generate(session, tokens, max_tokens=rest, text=False)]
     bits = evaluate(session, np.array(tokens)).token_nats / math.log(2)

@@ -111,6 +111,13 @@ def test_a_site_has_the_words_of_its_owner(
     refused(xl("web", artefacts["ring"], "--opening", "日", *options, "--force"), "日")
 
 
+def test_an_opening_is_not_for_a_model_of_ids(
+    artefacts: dict[str, Path], node_modules: Path, tmp_path: Path
+) -> None:
+    both = [Path("examples/music/chorales"), artefacts["ring"]]
+    write_site(both, tmp_path / "site", openings=["The cat"], node_modules=node_modules)
+
+
 def test_the_picture_of_a_link_is_of_the_model(artefacts: dict[str, Path]) -> None:
     """Each token is a bar that is as long as its text, in one of the colours of the page."""
     ours, another = (picture_of(artefacts["ring"], opening) for opening in ("The cat", "A dog or two"))
