@@ -136,13 +136,10 @@ def export(
         storage=storage,
     )
     if storage == "fused-ort" and not (fused_cpu.takes(spec) and built()):
-        reason = "is not built on this machine"
+        fault = "is not built on this machine; build it with `xl-export fused-kernel`, or give --ort"
         if not fused_cpu.takes(spec):
-            reason = "does not serve this model and memory"
-        raise ConfigError(
-            f"--fused-ort writes a graph for the fused operator, which {reason}; build it with `xl-export "
-            "fused-kernel`, or give --ort."
-        )
+            fault = f"has no {spec.form} memory; give --memory ring, or --ort"
+        raise ConfigError(f"--fused-ort writes a graph for the fused operator, which {fault}.")
     others = [FUSED] if fused_cpu.takes(spec) and storage in ("external", "fused-ort") else []
     if attention == "plugin" and target == "onnxruntime":
         cuda.refuse_unfit(spec, trained.config.model)

@@ -185,6 +185,11 @@ class ExportOptions:
                 "--attention-as is for a graph that is written, and --exporter trace takes PyTorch's own "
                 "attention; leave one of them out."
             )
+        if self.storage == "fused-ort":
+            raise ConfigError(
+                "--fused-ort writes the graph for the fused operator, which --exporter trace does not write; "
+                "leave one of them out."
+            )
         if self.target == "tensorrt" and self.precision in QUANTISED:
             raise ConfigError(
                 f"a traced step for TensorRT has its weights in fp16 or fp32, and {self.precision} was "

@@ -155,7 +155,8 @@ EXPORT = [
         ("--ort --single-file", "--single-file"),
         ("--ort --fused-ort", "--fused-ort"),
         ("--ort --target tensorrt", "--ort --target"),
-        ("--fused-ort --memory shift", "--fused-ort"),
+        ("--fused-ort --memory shift", "--fused-ort ring"),
+        ("--fused-ort --exporter trace", "--fused-ort --exporter"),
     )),
 ]  # fmt: skip
 
