@@ -268,12 +268,18 @@ def _continue(
                     step, config.steps, elapsed=time.monotonic() - began, seconds=60 * minutes
                 )
                 if steps < config.steps:
-                    report.say(
+                    slower = (
                         f"step {step:,}: this machine became slower than planned, so {steps:,} steps in "
                         f"place of {config.steps:,} fit into {minutes:g} minutes"
                     )
-                    config = training.config = dataclasses.replace(config, steps=steps)
-                    write_config(run, config)  # the checkpoint below continues with the new schedule
+                    try:
+                        config = training.config = dataclasses.replace(config, steps=steps)
+                    except ConfigError as error:  # such as a warm-up that has more steps
+                        report.say(f"{slower}; training is not shortened: {error}")
+                        minutes = None
+                    else:
+                        report.say(slower)
+                        write_config(run, config)  # the checkpoint below continues with the new schedule
             with report.pace.paused():
                 is_best = validates_now and _validate(training, source, writer, report)
                 # The best weights are saved at once: a later checkpoint would hold other weights.
@@ -295,9 +301,9 @@ def _validate(training: Training, source: Source, writer: Writer, report: Report
 
     def score(limit: int | None) -> float:
         total = -(-min(len(valid) - 1, limit or len(valid)) // ranks.count)  # of this process
-        shown = Progress("validation", total, "tokens") if report.progress else lambda _: None
-        options = {"lanes": lanes, "limit": limit}
-        bits = validate(training.weights, config, valid, ranks, progress=shown, **options)
+        silent = nullcontext(lambda done: None)
+        with Progress("validation", total, "tokens") if report.progress else silent as shown:
+            bits = validate(training.weights, config, valid, ranks, lanes=lanes, limit=limit, progress=shown)
         refuse_infinite("validation score", bits, training.step, ranks)
         return bits
 

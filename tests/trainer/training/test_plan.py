@@ -207,3 +207,5 @@ def test_a_machine_that_becomes_slower_gets_fewer_steps(
         with pytest.raises(KeyboardInterrupt):
             slowly("stopped")
     assert_same_run(resume(tmp_path / "stopped", progress=False), run)
+    config = make_config(steps=20, checkpoint_every=5, warmup_steps=12)
+    assert load_run(slowly("warm-up")).config.steps == 20
