@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ def _score(
     threads = threads or 1
     actors = actors or available_cpus()
     began = time.perf_counter()
-    with cluster(ray, cpus=actors * threads):
+    with cluster(ray, cpus=actors * threads), ExitStack() as resources:
         totals = score_corpus(
             path,
             _url(source),
@@ -93,7 +94,7 @@ def _score(
             actors=actors,
             threads=threads,
             device=str(device),
-            progress=_Blocks(),
+            progress=_Blocks(resources),
         )
     click.echo("\n".join(totals.lines(time.perf_counter() - began)), err=True)
 
@@ -101,13 +102,15 @@ def _score(
 class _Blocks:
     """Says at the beginning how many blocks are finished already, and later how many of the others are."""
 
-    def __init__(self) -> None:
+    def __init__(self, resources: ExitStack) -> None:
+        """resources: ends the line that shows it."""
+        self._resources = resources
         self._before: int | None = None
 
     def __call__(self, done: int, blocks: int) -> None:
         if self._before is None:
             self._before = done
-            self._shown = Progress("scoring", blocks - done, "blocks")
+            self._shown = self._resources.enter_context(Progress("scoring", blocks - done, "blocks"))
             if done:
                 click.echo(f"{done:,} of {blocks:,} blocks are finished already", err=True)
         self._shown(done - self._before)
