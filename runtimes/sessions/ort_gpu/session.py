@@ -82,8 +82,8 @@ class OrtGpuSession(GraphSession):
         """What ONNX Runtime computes on."""
         self._session, self.stream = loader.load(contents)
         # The output layer of a large vocabulary picks rows by their values (NonZero), which cannot be
-        # captured; a traced graph may do the same.
-        fixed = not spec.model.selective and spec.exporter == "graph"
+        # captured; a traced graph may do the same. A graph of fixed sizes may take no single token.
+        fixed = not spec.model.selective and spec.exporter == "graph" and spec.fixed_rows is None
         # If answers depend on how tokens are cut, no reference is fed one token at a time, and a captured
         # step would be compared with nothing. What cannot be checked is not used.
         checked = spec.rule.cuts_change_nothing

@@ -131,3 +131,10 @@ def test_graphs_of_a_deleted_memory_are_released(artefacts: dict[str, Path], lau
     del memory
     gc.collect()
     assert sorted(session.stream.released) == [1, 2]
+
+
+@pytest.mark.usefixtures("launched")
+def test_a_graph_of_fixed_sizes_is_fed_what_it_takes(run: Path, tmp_path: Path) -> None:
+    report = check(export(run, tmp_path / "a", rows=1), device="cuda")
+    assert report.passed
+    assert not report.missing
