@@ -66,9 +66,8 @@ async function main() {
   files(work, known.name);
   checking(backEnd, work);
   part("far").addEventListener("click", async () => {
-    if (side.reading) return side.reading.abort();
-    await work.pause();
-    await side.readFar().catch(fail);
+    if (side.reading) side.reading.abort();
+    else await side.readFar(work.pause()).catch(fail);
   });
   if (backEnd.status) look(backEnd);
   addEventListener("hashchange", () => location.reload());

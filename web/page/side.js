@@ -175,11 +175,15 @@ export class Side {
     this.measured = false;
   }
 
-  /** Reads many tokens in a stream of its own, and measures on the way how long one more takes. */
-  async readFar() {
+  /**
+   * Reads many tokens in a stream of its own, and measures on the way how long one more takes.
+   * @param {Promise<void>} idle until nothing else is computed
+   */
+  async readFar(idle) {
     const { signal } = (this.reading = new AbortController());
     part("far").textContent = "Stop";
     try {
+      await idle;
       await this.#readFar(signal);
     } catch (error) {
       if (/** @type {Error} */ (error).name !== "AbortError") throw error;
