@@ -230,13 +230,14 @@ COLUMNS = {
     "side": "side",
     "runtime, MB on disk": megabytes("runtime_bytes"),
     "model, MB on disk": megabytes("model_bytes"),
-    "first token after, ms": "first_ms",
-    "CPU until then, ms": "first_cpu_ms",
-    "resident then, MB": megabytes("resident_bytes"),
-    "at most, MB": megabytes("peak_bytes"),
+    "time to the first token, ms": "first_ms",
+    "CPU to the first token, ms": "first_cpu_ms",
+    "resident at the first token, MB": megabytes("resident_bytes"),
+    "peak resident, MB": megabytes("peak_bytes"),
     "CPU per token, ms": "token_cpu_ms",
 }
 NOTE = (
-    "Figures of Python runtimes leave out Python itself. llama.cpp runs another model whose weights have the "
-    "same size in bytes. Each number is the median of new processes."
+    "A runtime is its packages with what they import, for PCs and without Python itself; on a phone, "
+    "libraries are smaller. llama.cpp runs another model whose weights have the same size in bytes. Each "
+    "number is the median of new processes."
 )
