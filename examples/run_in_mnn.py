@@ -77,6 +77,8 @@ def main() -> None:
     spec = json.loads((folder / "spec.json").read_text(encoding="utf-8"))
     if spec.get("fixed_rows") != 1 or spec["rule"]["segment"] != 1 or spec["precision"] != "fp32":
         refuse(f"{folder} has other steps than of one token in fp32; export it with `--rows 1 --segment 1`.")
+    if "logits" not in [tensor["name"] for tensor in spec["outputs"]]:
+        refuse(f"{folder} is no language model; feed its inputs by name, as `Stream.step` does with tokens.")
     stream = Stream(spec, model)
     if len(sys.argv) == 3:
         print(f"MNN differs from the reference by at most {difference(stream, folder):.1e} nats")
