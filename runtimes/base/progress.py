@@ -58,9 +58,9 @@ class Progress:
         counts = f"{done:,} of {self.total:,} {self.unit}, {left:,.0f} s left"
         if self._line.live:
             self._next = taken + BAR_SECONDS
-            self._line.draw(
-                f"{self.what}: {'█' * (BAR_COLUMNS * done // self.total):·<{BAR_COLUMNS}} {counts}"
-            )
+            width = max(0, min(BAR_COLUMNS, columns() - len(f"{self.what}:  {counts}")))  # the counts fit
+            full = width * done // self.total
+            self._line.draw(f"{self.what}: {'█' * full}{'·' * (width - full)} {counts}")
             return
         while self._next <= taken:
             self._next += min(self._next, MAX_INTERVAL_SECONDS)
@@ -119,11 +119,9 @@ class _Line:
     def draw(self, text: str) -> None:
         with self._drawing:
             if self.live and self._open and self._open[-1] is self:
-                import shutil  # takes milliseconds, which only a terminal has to pay
-
                 # Blanks replace the rest of the last text: commands print no control characters but \r. The
                 # cursor returns to the first column, so that what others print replaces the line.
-                text = text[: shutil.get_terminal_size().columns - 1]
+                text = text[: columns()]
                 self.stream.write(f"{text:<{self._shown}}\r")
                 self.stream.flush()
                 self._shown = len(text)
@@ -139,6 +137,13 @@ class _Line:
         with self._drawing:
             if self in self._open:
                 self._open.remove(self)
+
+
+def columns() -> int:
+    """How long a text may be on the last line of a terminal."""
+    import shutil  # takes milliseconds, which only a terminal has to pay
+
+    return shutil.get_terminal_size().columns - 1
 
 
 def say_once(sentence: str) -> None:

@@ -85,6 +85,16 @@ def test_a_terminal_has_a_bar_that_disappears(monkeypatch: pytest.MonkeyPatch) -
     assert last == " " * len(bars[-1])
 
 
+def test_a_bar_is_shorter_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", stream := Terminal())
+    monkeypatch.setenv("COLUMNS", "50")
+    clock(monkeypatch, iter([0, 3]))
+    with Progress("scoring", 100, "tokens") as say:
+        say(30)
+    bar = stream.getvalue().split("\r")[0]
+    assert bar == f"scoring: {'█' * 3}{'·' * 10} 30 of 100 tokens, 7 s left"
+
+
 def shown_by(stream: io.StringIO, expected: Callable[[str], bool]) -> str:
     with working("tracing", advice="Fix the rows.") as begins:
         begins("a part")
