@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 
 from tests.ptx.driver import EmulatedDriver
-from xl_export.tensorrt.kernels import compile
 from xl_export.tensorrt.kernels.cases import CASES, Case
 from xl_export.tensorrt.kernels.compile import JOINS, PTX_VERSIONS, Tactic, tactics
 from xl_export.tensorrt.kernels.driver import TOLERANCES, naive_answer, run_embedded
 
 pytest.importorskip("triton")
-pytestmark = pytest.mark.usefixtures("compiled_once")
+pytestmark = pytest.mark.usefixtures("compiled_once", "short_parts")
 
 # The first tile of keys that a program visits has queries to which nothing in it is visible: the last queries
 # of a tile, whose memory begins later, and the first ones of a new text.
@@ -30,12 +29,6 @@ RING = dataclasses.replace(MIDDLE, slot=(90,), spare=5)
 TILES = {f"{t.kernel}-{t.block_t}x{t.block_j}": t for t in tactics(16, 80)}
 BY_DEFAULT = ("token_attention-1x64", "segment_attention-128x64")
 MULTIPROCESSORS = 2  # few programs, with several tiles of keys each
-
-
-@pytest.fixture(autouse=True)
-def short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few keys of a segment are divided too: the emulator would need minutes for many."""
-    monkeypatch.setattr(compile, "LEAST_TILES", 1)
 
 
 def check(

@@ -15,7 +15,7 @@ from xl_export.tensorrt.kernels.cases import Case
 from xl_export.tensorrt.kernels.compile import Kernel, Tactic, tactics
 
 pytest.importorskip("triton")
-pytestmark = pytest.mark.usefixtures("compiled_once")
+pytestmark = pytest.mark.usefixtures("compiled_once", "short_parts")
 SEGMENT = next(t for t in tactics(16, 90) if t.block_t == 64)
 TOKEN = tactics(16, 90)[0]
 # Its last queries are fewer than a tile.
