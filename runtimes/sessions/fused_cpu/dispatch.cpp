@@ -8,6 +8,9 @@
 #if defined(__aarch64__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
+#ifndef HWCAP2_I8MM  // headers before Linux 5.6, as in Ubuntu 20.04 and JetPack 5
+#define HWCAP2_I8MM (1 << 13)
+#endif
 #else
 #include <cpuid.h>
 #endif
