@@ -65,6 +65,7 @@ void Bound::bind(void* data, ONNXTensorElementDataType type, std::initializer_li
       std::equal(front.begin(), front.end(), shape_.begin()) &&
       std::equal(back.begin(), back.end(), shape_.begin() + middle))
     return;
+  value_.reset();  // if this fails, the next step must not use the old tensor
   shape_.assign(front);
   shape_.insert(shape_.end(), back.begin(), back.end());
   data_ = data;
