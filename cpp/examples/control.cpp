@@ -68,6 +68,12 @@ void require(bool done, const std::string& what, const char* fix) {
   if (!done) throw std::runtime_error(what + " was refused (" + std::strerror(errno) + "); " + fix);
 }
 
+// Writes to each page, which maps it now, and not in the middle of a step. volatile: otherwise Clang would leave out
+// the writes, and even the allocation.
+void touch(volatile char* memory, std::size_t size) {
+  for (std::size_t at = 0; at < size; at += 4096) memory[at] = 0;
+}
+
 // Keeps what the process has, and all that it will have, in RAM.
 void lock_memory() {
 #ifdef __GLIBC__
@@ -76,9 +82,10 @@ void lock_memory() {
 #endif
   require(!mlockall(MCL_CURRENT | MCL_FUTURE), "--lock",
           "run it as root, or raise the memlock limit in /etc/security/limits.conf.");
-  volatile char stack[256 << 10];  // writing to each page maps it now, and not in the middle of a step
-  for (std::size_t at = 0; at < sizeof stack; at += 4096) stack[at] = 0;
+  char stack[256 << 10];
+  touch(stack, sizeof stack);
   std::vector<char> heap(16 << 20);
+  touch(heap.data(), heap.size());
 }
 
 void schedule(const Settings& settings) {
