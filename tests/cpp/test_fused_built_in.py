@@ -20,9 +20,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("cmake") is None or shutil.which("g++") is None:
         pytest.skip("cmake or g++ is not installed")
-    folder = tmp_path_factory.mktemp("build")
+    folder = tmp_path_factory.mktemp("build (1)")
     facts = ("-DXL_EXPORT_FUSED=ON", f"-DONNXRUNTIME_LIBRARY={onnxruntime_library()}")
-    printed_by("cmake", "-S", CPP, "-B", folder, "-DCMAKE_BUILD_TYPE=Debug", *facts)
+    # As a product may: link-time optimization would join the variants' functions.
+    facts += ("-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_INTERPROCEDURAL_OPTIMIZATION=ON")
+    printed_by("cmake", "-S", CPP, "-B", folder, *facts)
     printed_by("cmake", "--build", folder, "--target", "xl_check", "xl_benchmark")
     return folder
 
