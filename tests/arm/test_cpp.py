@@ -55,9 +55,8 @@ def fused(tmp_path_factory: pytest.TempPathFactory) -> Path:
         _, library = prepare_programs(ROOT / "build" / "arm", next(iter(PROCESSORS)))
     except MissingError as error:
         pytest.fail(str(error), pytrace=False)
-    facts = (f"-DCMAKE_CXX_COMPILER={TOOLS[1]}", "-DCMAKE_C_COMPILER=aarch64-linux-gnu-gcc")
-    facts += ("-DXL_EXPORT_FUSED=ON", f"-DONNXRUNTIME_LIBRARY={library}", "-DCMAKE_BUILD_TYPE=Debug")
-    printed_by("cmake", "-S", CPP, "-B", folder, *facts)
+    facts = ("-DXL_EXPORT_FUSED=ON", f"-DONNXRUNTIME_LIBRARY={library}", "-DCMAKE_BUILD_TYPE=Debug")
+    printed_by("cmake", "-S", CPP, "-B", folder, f"-DCMAKE_CXX_COMPILER={TOOLS[1]}", *facts)
     printed_by("cmake", "--build", folder, "--target", "xl_check", "xl_benchmark")
     archives = [folder / "fused" / "libxl_export_fused.a", *(folder / "fused").glob("libxl_export_fused_*.a")]
     source = Path(__file__).with_name("variant.cpp")
