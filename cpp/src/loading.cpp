@@ -203,7 +203,7 @@ ort::Owned<OrtSession> make_session(const Bytes& graph, const Bytes* weights, co
   // Otherwise ONNX Runtime would tell the format from the first bytes.
   ort::check(ort::api().AddSessionConfigEntry(settings.get(), "session.load_model_format",
                                               is_ort(spec) ? "ORT" : "ONNX"));
-  // One token of one row needs copies of the matrices in another order least.
+  // Copies of the matrices in another order help steps of one token and one row least.
   if (single) ort::check(ort::api().AddSessionConfigEntry(settings.get(), "session.disable_prepacking", "1"));
   if (weights) {
     const char* name = "weights.bin";

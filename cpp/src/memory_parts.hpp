@@ -19,8 +19,7 @@ constexpr std::int64_t most_streams = 1 << 16;
 // Whether all numbers of a tensor are finite: no exponent has all its bits set. All bytes are.
 bool is_finite(const std::uint8_t* data, std::size_t num_bytes, ElementType type);
 
-// A tensor over numbers that somebody else owns, and which is made anew only if they moved or their number
-// changed.
+// A tensor over numbers that it does not own. It is made anew only if they moved or their shape changed.
 class Bound {
  public:
   // shape: `front`, then `back`.
@@ -37,9 +36,9 @@ class Bound {
 // What a step needs besides its memory. It stays with the memory, so that the next one allocates nothing.
 struct Prepared {
   std::vector<std::int64_t> ids, places, targets, rows;
-  std::vector<float> log_probs;  // that nobody asked for
-  std::vector<float> logits;     // of all tokens, where only some are asked for
-  float nothing = 0;             // the address of no logits
+  std::vector<float> log_probs;  // for a caller who wants none
+  std::vector<float> logits;     // of all tokens, if the caller wants only some
+  float nothing = 0;             // has the address that stands for no logits
   std::vector<Bound> fed, returned;
   std::vector<const OrtValue*> inputs;  // with the memory
   std::vector<OrtValue*> outputs;

@@ -30,7 +30,7 @@ void check(OrtStatus* status) {
 const OrtEnv* environment() {
   static OrtEnv* const shared = [] {
     // Releases for Linux report to their maker from 1.29 on, unless this is set; what a user has set stays.
-    // Setting a variable is no matter for several threads, so a program that has others sets it beforehand.
+    // setenv is not thread-safe, so a program with other threads must set the variable before they start.
     if (!std::getenv("ORT_DISABLE_TELEMETRY")) setenv("ORT_DISABLE_TELEMETRY", "1", 0);
     OrtEnv* made = nullptr;
     check(api().CreateEnv(ORT_LOGGING_LEVEL_FATAL, "xl-export", &made));

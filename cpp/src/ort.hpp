@@ -61,8 +61,7 @@ Owned<T> made(Make make, Arguments... arguments) {
 // The environment of the process. It is never released: threads of sessions may outlive other static objects.
 const OrtEnv* environment();
 
-// A tensor over numbers that somebody else owns and keeps where they are. type: one of `element_types`, or
-// int64.
+// A tensor over numbers that it does not own, and that must not move. type: one of `element_types`, or int64.
 Value tensor(void* data, const std::vector<std::int64_t>& shape, ONNXTensorElementDataType type);
 
 // Name, type and sizes of an input or output of a graph; a size is -1 where it varies.

@@ -94,10 +94,9 @@ void refuse_other_size(Span<float> given, std::size_t wanted) {
                                    " answers; expected room for " + std::to_string(wanted) + ".");
 }
 
-// Numbers that may be as many as before. Fewer free what is not needed, as after a long prompt.
-template <class Number>
-void resize_exactly(std::vector<Number>& numbers, std::size_t size) {
-  if (numbers.size() != size) numbers = std::vector<Number>(size);
+// Resizes without keeping the numbers. Fewer free the rest, such as the room for the logits of a long prompt.
+void resize_exactly(std::vector<float>& numbers, std::size_t size) {
+  if (numbers.size() != size) numbers = std::vector<float>(size);
   numbers.reserve(1);  // ONNX Runtime wants an address, also of nothing
 }
 

@@ -1,4 +1,4 @@
-// What every function of this library throws, and a view of numbers that somebody else owns.
+// What every function of this library throws, and views of the caller's numbers.
 #ifndef XL_EXPORT_ERROR_HPP
 #define XL_EXPORT_ERROR_HPP
 
@@ -24,7 +24,7 @@ class Error : public std::runtime_error {
   Fault fault_;
 };
 
-// Some numbers in a row that belong to somebody else, as std::span of C++20: valid while the owner lives.
+// Consecutive numbers of another owner, like std::span of C++20: valid while the owner lives.
 template <class T>
 class View {
  public:
@@ -45,7 +45,7 @@ class View {
   std::size_t size_ = 0;
 };
 
-// The same of numbers that are written.
+// The same, to write to.
 template <class T>
 class Span {
  public:

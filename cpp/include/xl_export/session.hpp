@@ -49,7 +49,7 @@ double log_sum_exp(View<float> logits);
 struct Array {
   std::vector<float> floats;
   std::vector<std::int64_t> integers;
-  std::vector<std::int64_t> shape = {};  // of an output; nobody reads an input's, which follows from the spec
+  std::vector<std::int64_t> shape = {};  // of an output; an input's follows from the spec
 };
 using Arrays = std::map<std::string, Array>;
 
