@@ -339,7 +339,7 @@ def load_graph(
             weights = contents[WEIGHTS]
             getattr(options, FROM_MEMORY)([WEIGHTS], [weights], [len(weights)])
         # A tensor that ONNX Runtime does not take from these bytes, as in a branch, is looked for in a
-        # folder. This is none, so that no file of the working folder is ever read.
+        # folder. A path that is no folder keeps it from reading files of the working folder.
         options.add_session_config_entry(EXTERNAL_FOLDER, os.devnull)
         session = ort.InferenceSession(bytes(contents[graph.name]), options, **providers)
     _verify_signature(session, spec, graph, tokens)

@@ -57,7 +57,7 @@ class FixedStep(StepGraph):
     def scores(self, query: ir.Value, key: ir.Value) -> ir.Value:
         if self.T > 1:
             return super().scores(query, key)
-        # The few numbers of one query change places, and not those of the memory.
+        # Transposes the one query, not the memory.
         op, swapped = self.op, [0, 1, 3, 2]
         return op.Transpose(op.MatMul(key, op.Transpose(query, perm=swapped)), perm=swapped)
 
