@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import click
 
 from runtimes.base.errors import UserError, needs
 from runtimes.cli.options import json_option, show
 from xl_export.cli.options import force_option
+
+
+class Address(click.ParamType):
+    """The URL of a page."""
+
+    name = "address"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> str:
+        if not re.match(r"https?://[^/]", value):
+            raise UserError(
+                f"--url is {value!r:.80}; expected a whole address such as https://me.github.io/tales/."
+            )
+        return str(value)
 
 
 @click.command("web")
@@ -27,6 +42,7 @@ from xl_export.cli.options import force_option
 )
 @click.option(
     "--url",
+    type=Address(),
     metavar="ADDRESS",
     help="Where the page will be, such as https://me.github.io/tales/. Most services need it to show the "
     "picture of a link.",

@@ -216,6 +216,7 @@ def test_what_no_browser_runs_is_refused(
     refused(xl("web", run, *options), "not an artefact", "xl-export export")
     refused(xl("web", artefacts["ring"], artefacts["ring"], *options), "two artefacts are called ring")
     refused(xl("web", artefacts["ring"]), "--out", "--serve")
+    refused(xl("web", artefacts["ring"], *options, "--url", "me.github.io"), "--url", "me.github.io")
     copied = shutil.copytree(artefacts["ring"], tmp_path / "damaged")
     (copied / "weights.bin").write_bytes(bytes(len((copied / "weights.bin").read_bytes())))
     refused(xl("web", copied, *options), "weights.bin")
