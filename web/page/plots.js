@@ -2,18 +2,34 @@
 
 const MEASURED_MS = 150; // milliseconds of work in one measurement
 export const FAR = 10_000; // position at the right end of the plot, until the text is longer
-const MEDIAN_RADIUS = 4; // measurements on each side whose median is drawn
+const RADIUS = 12; // measurements on each side that belong to the window of one
+const ENOUGH = 4; // measurements; the first ones are of an engine that starts
+export const BUSY = 2.5; // times the best reading, above which other programs use the device
 const [LEFT, RIGHT, TOP, BOTTOM] = [58, 14, 8, 32]; // pixels around the plot
-const MAX_POINTS = 400; // measurements; then neighbours are joined
+const MAX_POINTS = 200; // measurements; then neighbours are joined
 
 /**
  * @typedef {{from: number, to: number, ms: number}} Point tokens from one position to another, and their time
+ * @typedef {{from: number, to: number, ms: number}} Reading the same, with the time of one token
  */
+
+/**
+ * The time of a token in a window of measurements: their lower quartile. What else the device does only ever
+ * adds time; of a few measurements the fastest may have been cut too short.
+ * @param {number[]} values at least one
+ */
+export function typical(values) {
+  return values.toSorted((a, b) => a - b)[Math.round(values.length / 4)];
+}
 
 /** Measures how fast tokens come. Memory stays constant, however long a stream becomes. */
 export class Speed {
   /** @type {Point[]} */
   points = [];
+  /** @type {Reading[]} from reading far into a text of its own */
+  far = [];
+  /** Milliseconds of the fastest reading so far; Infinity before the first. */
+  best = Infinity;
   #from = -1; // where the present measurement began; -1 where none has
   #ms = 0; // of work in it
   #at = 0;
@@ -35,15 +51,21 @@ export class Speed {
     this.#ms += now - this.#at;
     this.#at = now;
     if (this.#ms < MEASURED_MS || position <= this.#from) return false;
-    this.add({ from: this.#from, to: position, ms: this.#ms });
+    this.points.push({ from: this.#from, to: position, ms: this.#ms });
+    if (this.points.length > MAX_POINTS) this.points = joined(this.points);
+    if (this.points.length >= ENOUGH)
+      this.best = Math.min(this.best, around(this.points, this.points.length - 1).ms);
     [this.#from, this.#ms] = [position, 0];
     return true;
   }
 
-  /** @param {Point} point */
-  add(point) {
-    this.points.push(point);
-    if (this.points.length > MAX_POINTS) this.points = joined(this.points);
+  /**
+   * One more reading far into a text.
+   * @param {number} position @param {number[]} values milliseconds for a token, by request
+   */
+  readFar(position, values) {
+    this.far.push({ from: position, to: position, ms: typical(values) });
+    this.best = Math.min(this.best, typical(values));
   }
 
   /** What comes next is not measured with what came before: the text was edited. */
@@ -51,10 +73,29 @@ export class Speed {
     this.#from = -1;
   }
 
-  /** Milliseconds for a token, as the median of the measurements; 0 before the first. */
-  get median() {
-    return median(this.points.map(msPerToken));
+  /** Whether the readings far into a text are shown, until the text itself is longer. */
+  get showsFar() {
+    return (this.far.at(-1)?.to ?? 0) > (this.points.at(-1)?.to ?? 0);
   }
+
+  /** What is shown: of the latest text. The last one is now. */
+  get readings() {
+    if (this.showsFar) return this.far;
+    const first = this.points.findLastIndex(({ from }, i) => from < (this.points[i - 1]?.to ?? 0));
+    return this.points.map((_, i) => around(this.points, i)).slice(Math.max(0, first));
+  }
+
+  /** Whether some of what is shown took much longer than the best reading. */
+  get busy() {
+    return this.readings.some(({ ms }) => ms > BUSY * this.best);
+  }
+}
+
+/** The reading at one of the measurements. @param {Point[]} points @param {number} at @returns {Reading} */
+function around(points, at) {
+  const near = points.slice(Math.max(0, at - RADIUS), at + RADIUS + 1);
+  const { from, to } = points[at];
+  return { from, to, ms: typical(near.map(msPerToken)) };
 }
 
 /** @param {Point[]} points */
@@ -83,15 +124,16 @@ function roundUp(value) {
 
 /**
  * Draws the measurements, and what a growing cache would need: both axes are linear and begin at zero.
- * @param {HTMLCanvasElement} canvas @param {Speed} speed
+ * @param {HTMLCanvasElement} canvas @param {Reading[]} readings
  * @param {((position: number) => number) | null} growing milliseconds for a token at a position
  * @param {{ink: string, faint: string, line: string, other: string}} colours
  */
-export function drawTime(canvas, speed, growing, colours) {
+export function drawTime(canvas, readings, growing, colours) {
   const { context, width, height } = sized(canvas);
   if (!context) return;
-  const far = roundUp(Math.max(FAR, ...speed.points.map((p) => p.from)));
-  const most = roundUp(Math.max(1.5 * speed.median, growing?.(far) ?? 0));
+  const now = readings.at(-1);
+  const far = roundUp(Math.max(FAR, now?.from ?? 0));
+  const most = roundUp(Math.max(1.5 * (now?.ms ?? 0), growing?.(far) ?? 0));
   const x = (/** @type {number} */ p) => LEFT + (p / far) * (width - LEFT - RIGHT);
   const y = (/** @type {number} */ ms) =>
     height - BOTTOM - (Math.min(ms, most) / most) * (height - BOTTOM - TOP);
@@ -115,14 +157,11 @@ export function drawTime(canvas, speed, growing, colours) {
   }
   context.strokeStyle = colours.line;
   context.fillStyle = colours.line;
-  for (const run of runs(speed.points)) {
-    const points = run.map((point, i) => [x(point.to), y(around(run, i))]);
-    line(context, [[x(run[0].from), points[0][1]], ...points]);
-    const [end, height] = points[points.length - 1];
-    context.beginPath();
-    context.arc(end, height, 4, 0, 2 * Math.PI);
-    context.fill();
-  }
+  if (!now) return;
+  line(context, [[x(readings[0].from), y(readings[0].ms)], ...readings.map(({ to, ms }) => [x(to), y(ms)])]);
+  context.beginPath();
+  context.arc(x(now.to), y(now.ms), 4, 0, 2 * Math.PI);
+  context.fill();
 }
 
 /** @param {CanvasRenderingContext2D} context @param {number[][]} points */
@@ -158,28 +197,6 @@ function write(context, colour, texts) {
     context.textAlign = /** @type {CanvasTextAlign} */ (align);
     context.fillText(text, x, y);
   }
-}
-
-/** The median of the measurements around one. @param {Point[]} run @param {number} at */
-function around(run, at) {
-  return median(run.slice(Math.max(0, at - MEDIAN_RADIUS), at + MEDIAN_RADIUS + 1).map(msPerToken));
-}
-
-/** @param {number[]} values */
-function median(values) {
-  return values.toSorted((a, b) => a - b)[values.length >> 1] ?? 0;
-}
-
-/** Measurements in stretches in which the position only grows. @param {Point[]} points */
-function runs(points) {
-  /** @type {Point[][]} */
-  const found = [];
-  for (const point of points) {
-    const run = found[found.length - 1];
-    if (run && point.from >= run[run.length - 1].to) run.push(point);
-    else found.push([point]);
-  }
-  return found;
 }
 
 /** @param {number} value */

@@ -1,5 +1,5 @@
 /** What text and music share: messages and buttons, the sampling settings, the memory meter, the speed. */
-import { FAR, Speed, drawTime } from "./plots.js";
+import { BUSY, FAR, Speed, drawTime, typical } from "./plots.js";
 import { Refusal, beginning } from "./stream.js";
 import { inBytes } from "./tokens.js";
 
@@ -8,7 +8,9 @@ const COMPARED = [10_000, 100_000, 1_000_000]; // positions at which the table o
 const MEASURED = [100, 1000, 2000, 3000, 4000, 5000, 6000, 7000, 8000, 9000, FAR];
 const TOLD = [100, 1000, FAR]; // of them
 const READ_TOKENS = 500; // tokens that are read at a time
-const TRIED_MS = 300; // milliseconds of work at each of these positions
+const TRIED_MS = 600; // milliseconds of work at each of these positions
+const BUSY_MS = 2400; // the same, if other programs seem to use the device
+const [LEAST_REQUESTS, MOST_REQUESTS] = [5, 60]; // at each of them
 const REQUEST_TOKENS = 10; // tokens that are generated at a time for a measurement
 /** The settings that have a field, with their values if the artefact recommends none. */
 const SHOWN = { temperature: 1, top_p: 1, top_k: 0 };
@@ -126,7 +128,6 @@ export class Side {
   measured = false;
   /** Ends the reading of many tokens. @type {AbortController | null} */
   reading = null;
-  told = ""; // what it has found
 
   /** @param {import("./back-end.d.ts").BackEnd} backEnd */
   constructor(backEnd) {
@@ -186,6 +187,7 @@ export class Side {
       await idle;
       await this.#readFar(signal);
     } catch (error) {
+      this.speed.far = []; // the plot claims nothing of what was not read to its end
       if (/** @type {Error} */ (error).name !== "AbortError") throw error;
     } finally {
       this.reading = null;
@@ -199,9 +201,7 @@ export class Side {
     const { tokens: _, ...given } = settings();
     const handle = await this.backEnd.start();
     const text = await beginning(this.backEnd); // what it writes is what it reads again
-    /** @type {Map<number, number>} */
-    const found = new Map();
-    this.speed.points = [];
+    [this.speed.points, this.speed.far] = [[], []];
     try {
       await handle.append(text);
       for (const position of MEASURED) {
@@ -211,39 +211,41 @@ export class Side {
           const ids = Array.from({ length: count }, (_, i) => text[i % text.length]);
           await handle.append(ids, { signal });
         }
-        const [from, began] = [handle.position, performance.now()];
-        let fastest = Infinity; // of several requests: the others waited for the machine
-        while (performance.now() - began < TRIED_MS) {
-          signal.throwIfAborted();
+        const began = performance.now();
+        const values = [];
+        const enough = () =>
+          performance.now() - began > (typical(values) > BUSY * this.speed.best ? BUSY_MS : TRIED_MS);
+        while (values.length < LEAST_REQUESTS || (values.length < MOST_REQUESTS && !enough())) {
           const [before, start] = [handle.position, performance.now()];
           const options = /** @type {any} */ ({ ...given, max_tokens: REQUEST_TOKENS, signal });
           for await (const { token } of handle.generate([], options)) text.push(token);
-          fastest = Math.min(fastest, (performance.now() - start) / (handle.position - before));
+          signal.throwIfAborted();
+          values.push((performance.now() - start) / (handle.position - before));
         }
-        this.speed.add({ from, to: handle.position, ms: fastest * (handle.position - from) });
-        found.set(position, fastest);
+        this.speed.readFar(position, values);
         this.#draw();
       }
     } finally {
       await handle.dispose();
     }
-    const [first, second, last] = TOLD.map((position) => inMs(found.get(position) ?? NaN));
-    this.told = `A token took ${first} after 100 tokens, ${second} after 1,000, and ${last} after 10,000.`;
   }
 
   #draw() {
-    const { median } = this.speed;
-    const known = median > 0 && Number.isFinite(this.growth(0));
-    const growing = known ? (/** @type {number} */ position) => median * this.growth(position) : null;
+    const { best, busy, far, readings, showsFar } = this.speed;
+    const known = best < Infinity && Number.isFinite(this.growth(0));
+    const growing = known ? (/** @type {number} */ position) => best * this.growth(position) : null;
     const [ink, faint, line, other] = ["soft", "line", "accent", "other"].map(colour);
     const colours = { ink, faint, line, other };
-    drawTime(/** @type {HTMLCanvasElement} */ (part("plot")), this.speed, growing, colours);
+    drawTime(/** @type {HTMLCanvasElement} */ (part("plot")), readings, growing, colours);
     if (this.reading) return;
-    const now = median ? `A token takes ${inMs(median)} now. ` : "";
+    const [first, second, last] = TOLD.map((position) => inMs(far[MEASURED.indexOf(position)]?.ms ?? NaN));
+    const told = `A token took ${first} after 100 tokens, ${second} after 1,000, and ${last} after 10,000.`;
     const compared = growing ? ` An ordinary Transformer would need about ${inMs(growing(FAR))} there.` : "";
-    part("time-text").textContent = this.told
-      ? `${this.told}${compared}`
+    const now = readings.length ? `A token takes ${inMs(readings[readings.length - 1].ms)} now. ` : "";
+    const sentences = showsFar
+      ? `${told}${compared}`
       : `${now}Press the button to see how long it takes after 10,000.`;
+    part("time-text").textContent = `${sentences}${busy ? " This device is busy, so the times vary." : ""}`;
   }
 }
 

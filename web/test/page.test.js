@@ -2,6 +2,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { WorkerBackEnd, WorkerHandle } from "../page/backend-worker.js";
+import { Speed, typical } from "../page/plots.js";
 import { Refusal, Stream } from "../page/stream.js";
 import { StoppedError, XLExportError } from "../src/errors.js";
 import { Random } from "../src/text/random.js";
@@ -191,6 +192,36 @@ test("a pasted text may have more tokens than a call has arguments", async () =>
   const { cut } = stream.shorten(300_000);
   await stream.edit(`${text.slice(cut)}X`);
   agree(stream, `${text.slice(cut)}X`);
+});
+
+test("the time of a token is that of a quiet device, whatever delays some of it", () => {
+  assert.equal(typical([3]), 3);
+  assert.equal(typical([9, 2]), 9, "a first measurement may be too short");
+  assert.equal(typical([30, 2, 2.1, 19, 0.1, 2, 8, 2.2]), 2);
+  const random = new Random(1, 0);
+  const speed = new Speed();
+  /** @param {number} tokens @param {(at: number) => number} ms for a token */
+  const read = (tokens, ms) => {
+    let now = 0;
+    speed.begin(0, now);
+    for (let at = 1; at <= tokens; at++) speed.reach(at, (now += ms(at)));
+  };
+  read(2000, (at) => (random.next() < 0.02 || at % 300 < 60 ? 12 : 2));
+  for (const { ms } of speed.readings) assert.ok(ms < 5, `${ms}`);
+  assert.ok(speed.best >= 2, `${speed.best}`);
+  assert.equal(speed.busy, false);
+  read(300, () => 12);
+  assert.equal(speed.readings[0].from, 0);
+  assert.equal(speed.readings.at(-1)?.to, 299, "of the text before nothing is shown");
+  assert.equal(speed.readings.at(-1)?.ms, 12);
+  assert.equal(speed.busy, true);
+  speed.readFar(100, [2, 2.5, 30, 2, 40]);
+  speed.readFar(10_000, [2.5, 3, 2.4, 2, 2.2]);
+  assert.deepEqual(
+    speed.readings.map(({ ms }) => ms),
+    [2, 2.2],
+  );
+  assert.equal(speed.busy, false);
 });
 
 for (const { name, folder, texts } of given.vocabularies.filter((each) => !each.name.startsWith("ids"))) {
