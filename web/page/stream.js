@@ -114,7 +114,7 @@ export class Stream {
     }
     for await (const piece of this.handle.generate(prompt, options)) {
       this.fed++;
-      this.text += piece.text;
+      this.text += this.text ? piece.text : piece.text.trimStart(); // a first word often has a space before
       this.ids.push(piece.token);
       this.ends.push(this.text.length);
       this.bits.push(piece.bits);

@@ -11,6 +11,7 @@ const MAX_TYPED_TOKENS = 20_000; // tokens that are shown of a text that was typ
 const TYPING_PAUSE_MS = 60; // milliseconds without a key, after which what was typed is computed
 const LONGEST_LINK = 8000; // characters
 const MAX_OPENING_TOKENS = 1000; // tokens of a text that the page begins, if no paragraph ends before
+const MAX_EMPTY_TEXTS = 8; // texts that the model ends before it has written anything
 
 export class TextWork {
   /** @param {import("./back-end.d.ts").BackEnd} backEnd @param {import("./side.js").Side} side */
@@ -211,19 +212,29 @@ export class TextWork {
     const { stream, view, side } = this;
     const before = stream.text;
     const from = stream.position;
-    let end = Infinity; // of the text, if a paragraph ends it
+    let end = Infinity; // of the text, if the page ends it
+    /** @type {string | null} */
+    let ending = null;
+    const written = () => stream.position - from - (from === 0 ? stream.lead : 0);
     side.begin(stream.position);
     hideError();
     view.silent();
     view.finish("");
     this.#tick();
     try {
-      for await (const _ of stream.generate({ ...options, max_tokens: count, signal })) {
-        side.reach(stream.position);
-        if (!paragraph || end < Infinity || !endsParagraph(stream.text.slice(before.length))) continue;
-        const { length } = stream.text.trimEnd();
-        end = /** @type {number} */ (stream.ends.find((each) => each >= length));
-        this.running?.abort();
+      for (let texts = 0; texts < MAX_EMPTY_TEXTS && written() < count; texts++) {
+        const given = { ...options, seed: (options.seed + texts) % 2 ** 32, max_tokens: count - written() };
+        for await (const _ of stream.generate({ ...given, signal })) {
+          side.reach(stream.position);
+          if (!paragraph || ending) continue;
+          ending = openingEnds(stream.text.slice(before.length));
+          if (!ending) continue;
+          const { length } = stream.text.trimEnd();
+          end = /** @type {number} */ (stream.ends.find((each) => each >= length));
+          this.running?.abort();
+        }
+        // some models often end a text before its first word, and then begin another one
+        if (stream.text.trim() || stream.handle.ended !== "end") break;
       }
     } finally {
       cancelAnimationFrame(this.frame);
@@ -234,10 +245,10 @@ export class TextWork {
       view.show(stream, await stream.edit(stream.text.slice(0, end)), true);
       this.streams.changed();
     }
-    const written = stream.position - from - (from === 0 ? stream.lead : 0);
-    const link = { ...options, text: before, tokens: written };
+    const link = { ...options, text: before, tokens: written() };
     this.origin = { stream, whole: stream.text, link };
-    const reason = whyEnded(end < Infinity ? "paragraph" : stream.handle.ended, written);
+    const { ended } = stream.handle;
+    const reason = whyEnded(ending ?? (paragraph && ended === "length" ? "long" : ended), written());
     view.finish(reason);
     this.#position();
     /** @type {HTMLInputElement} */ (part("seed")).placeholder = options.seed;
@@ -362,10 +373,17 @@ export class TextWork {
   }
 }
 
-/** Whether a text may end here: with a paragraph, or with a sentence if it is long. @param {string} text */
-function endsParagraph(text) {
-  const ending = text.length < 600 ? /\n\s*$/ : /(\n|[.!?]["'”’)]*)\s*$/;
-  return text.length >= 900 || (text.length >= 200 && ending.test(text));
+/**
+ * Why an opening ends here; null if it goes on. "paragraph": a blank line, or a sentence ends with its line;
+ * the end of a line within a sentence is only where the text was wrapped. "long": a long text, if possible at
+ * the end of a sentence.
+ * @param {string} text
+ */
+export function openingEnds(text) {
+  if (text.length < 200) return null;
+  if (/\n[^\S\n]*\n\s*$/.test(text) || /[.!?]["'”’»)\s]*\n\s*$/.test(text)) return "paragraph";
+  const sentence = /[.!?]["'”’»)]*\s+$/.test(text);
+  return text.length >= 1000 || (text.length >= 700 && sentence) ? "long" : null;
 }
 
 /** @param {number} count */
@@ -377,6 +395,7 @@ function tokens(count) {
 function whyEnded(ended, count) {
   if (ended === "end") return `The model ended its text after ${tokens(count)}. Continue begins another one.`;
   if (ended === "paragraph") return "The model has written a paragraph. Press Continue for more.";
+  if (ended === "long") return `The model has written ${tokens(count)}. Press Continue for more.`;
   if (ended === "length")
     return `Stopped after ${tokens(count)}, as set under Settings. Press Continue for more.`;
   return `You stopped it after ${tokens(count)}. Press Continue for more.`;

@@ -4,6 +4,7 @@ import { test } from "node:test";
 import { WorkerBackEnd, WorkerHandle } from "../page/backend-worker.js";
 import { Speed, typical } from "../page/plots.js";
 import { Refusal, Stream } from "../page/stream.js";
+import { openingEnds } from "../page/text-work.js";
 import { StoppedError, XLExportError } from "../src/errors.js";
 import { Random } from "../src/text/random.js";
 import { wholeTokens } from "../src/vocabulary/base.js";
@@ -194,6 +195,13 @@ test("a pasted text may have more tokens than a call has arguments", async () =>
   agree(stream, `${text.slice(cut)}X`);
 });
 
+test("a text that the model begins does not show the space before its first word", async () => {
+  const stream = streamOf(new FakeModel());
+  const space = LETTERS.indexOf(" ");
+  for await (const _ of stream.generate({ ids: [space, 0, space, 1] })) continue;
+  agree(stream, "a b");
+});
+
 test("the time of a token is that of a quiet device, whatever delays some of it", () => {
   assert.equal(typical([3]), 3);
   assert.equal(typical([9, 2]), 9, "a first measurement may be too short");
@@ -222,6 +230,18 @@ test("the time of a token is that of a quiet device, whatever delays some of it"
     [2, 2.2],
   );
   assert.equal(speed.busy, false);
+});
+
+test("an opening ends with a paragraph, not where its lines are wrapped", () => {
+  const wrapped = `${"She went into the wood\nand saw nobody there. ".repeat(6)}She`;
+  assert.equal(openingEnds(`${wrapped} went\n`), null);
+  assert.equal(openingEnds(`${wrapped} went. `), null);
+  for (const end of ["\n\n", ".\n", "!” \n", " . \n", ".\n\n"])
+    assert.equal(openingEnds(`${wrapped} went${end}`), "paragraph", JSON.stringify(end));
+  assert.equal(openingEnds("A title\n\n"), null, "it is too short");
+  assert.equal(openingEnds(`${wrapped.repeat(3)} went. `), "long");
+  assert.equal(openingEnds(`${wrapped.repeat(3)} went`), null);
+  assert.equal(openingEnds(`${wrapped.repeat(4)} went`), "long");
 });
 
 for (const { name, folder, texts } of given.vocabularies.filter((each) => !each.name.startsWith("ids"))) {
