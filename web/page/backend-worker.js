@@ -66,7 +66,7 @@ export class WorkerBackEnd {
       tokens: NAMES_OF_TOKENS[vocabulary.kind],
       trainedTokens: spec.trained_tokens ?? null,
       parameters,
-      where: "in your browser: what you type stays there",
+      where: "in your browser: nothing leaves it",
       openings: (vocabulary.kind !== "ids" && this.site.openings) || [], // ids have no words
       concern: spec.concern,
       special: vocabulary.special,

@@ -8,6 +8,13 @@ import { inBytes } from "./tokens.js";
 
 const MOST_FILE = 2 ** 31; // bytes of a saved stream
 const POLL_MS = 1000; // milliseconds between two looks at the server
+const PASSED_MS = 20_000; // milliseconds for which the result of a check that passed is shown
+/** The page's own title and description, and what they are for music. */
+const OF_MUSIC = {
+  "A small language model": "A small music model",
+  "Watch it write, see how surprising it found each word, and write along.":
+    "Watch it write, see how surprising it found each note, and listen.",
+};
 
 /** What the model is, and where it computes. @param {import("./back-end.d.ts").Description} known */
 function describe(known) {
@@ -16,9 +23,9 @@ function describe(known) {
     ? Object.assign(document.createElement("a"), { href: known.manual, textContent: "What is this?" })
     : "";
   const read = known.trainedTokens
-    ? `It has read ${inWords(known.trainedTokens)} ${known.tokens}`
-    : `It reads and writes ${known.tokens}`;
-  part("intro").replaceChildren(`${read} (tokens). It runs ${known.where}. `, manual);
+    ? `Training showed it ${inWords(known.trainedTokens)} ${known.tokens} (tokens), repeats included`
+    : `It reads and writes ${known.tokens} (tokens)`;
+  part("intro").replaceChildren(`${read}. It runs ${known.where}. `, manual);
   part("intro").hidden = false;
   part("concern").textContent = known.concern ? `Warning: ${known.concern}` : "";
   part("concern").hidden = !known.concern;
@@ -56,6 +63,7 @@ async function main() {
   part("work").hidden = false;
   const music = isMusic(known.names);
   part(music ? "music-work" : "text-work").hidden = false;
+  if (music) useWordsOfMusic();
   const link = location.hash.length > 1 ? linked(location.hash.slice(1)) : null;
   useDefaults(known.sampling);
   if (link) useSettings(link);
@@ -73,8 +81,18 @@ async function main() {
   addEventListener("hashchange", () => location.reload());
   addEventListener("pagehide", (event) => event.persisted || work.leave());
   await work.begin(link);
-  say(`${known.name} is ready.`);
+  say(`${known.models.length > 1 ? known.name : document.title} is ready.`);
   /** @type {any} */ (globalThis).page.ready = true;
+}
+
+/** Replaces the page's own words of text. */
+function useWordsOfMusic() {
+  const heading = document.querySelector("h1")?.lastChild;
+  const about = document.querySelector(".about");
+  for (const [text, music] of Object.entries(OF_MUSIC)) {
+    if (document.title === text) document.title = music;
+    for (const each of [heading, about]) if (each?.textContent?.trim() === text) each.textContent = music;
+  }
 }
 
 /** A large number, such as 41 million. @param {number} count */
@@ -94,7 +112,9 @@ function checking(backEnd, work) {
     result.textContent = "Checking…";
     const { passed, sentence, seconds } = await backEnd.check();
     result.classList.toggle("failed", !passed);
-    result.textContent = `${passed ? "Passed" : "FAILED"}: ${sentence}; ${seconds.toFixed(1)} s.`;
+    const verdict = `This device computes ${passed ? "correctly" : "WRONG answers"}`;
+    result.textContent = `${verdict}: ${sentence}; ${seconds.toFixed(1)} s.`;
+    if (passed) setTimeout(() => (result.hidden = true), PASSED_MS);
   });
 }
 

@@ -19,11 +19,15 @@
   window.tooOld = true;
   var error = document.getElementById("error");
   var loading = document.getElementById("loading");
-  error.textContent = opened
-    ? "This page was opened as a file, and browsers run the model only from a web server. In the folder of " +
-      "this page, run: python3 -m http.server (on Windows: py -m http.server). Then open " +
-      "http://localhost:8000/"
-    : "This browser has no " +
+  if (opened) {
+    error.className = "result";
+    error.innerHTML =
+      "This page was opened as a file, and browsers run the model only from a web server. In the folder of " +
+      "this page, run <code>python3 -m http.server</code> (on Windows: <code>py -m http.server</code>). " +
+      "Then open http://localhost:8000/";
+  } else
+    error.textContent =
+      "This browser has no " +
       missing +
       ", which the model needs; use a newer one, such as Chrome 110, Firefox 115 or Safari 16.4.";
   error.removeAttribute("hidden");
