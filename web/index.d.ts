@@ -328,6 +328,7 @@ export interface Spec {
     initial_memory: "masked" | "zeros";
   };
   form: "ring" | "shift" | "hidden" | "own";
+  storage: "external" | "single-file" | "ort" | "fused-ort";
   /** The promises that a traced module does not keep; `spec.json` lacks the field if it keeps all. */
   without: string[];
   /** The rows of every step, if they are fixed. Without `fixed_tokens`, its tokens are `rule.segment`. */

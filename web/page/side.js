@@ -212,6 +212,7 @@ export class Side {
           await handle.append(ids, { signal });
         }
         const began = performance.now();
+        /** @type {number[]} */
         const values = [];
         const enough = () =>
           performance.now() - began > (typical(values) > BUSY * this.speed.best ? BUSY_MS : TRIED_MS);
