@@ -57,13 +57,14 @@ gc.disable()  # the loop makes no cycles, and a collection takes milliseconds
 if given.lock and ctypes.CDLL(None, use_errno=True).mlockall(MCL_CURRENT | MCL_FUTURE):
     sys.exit(f"--lock was refused ({os.strerror(ctypes.get_errno())}); {LIMITS}.")
 try:  # after the slow part, so that other processes can run during it
+    option, fix = "--cpu", "give a CPU that `nproc --all` counts, from 0"
     if given.cpu is not None:
         os.sched_setaffinity(0, {given.cpu})
+    option, fix = "--priority", f"give 1 to 99; {LIMITS}"
     if given.priority is not None:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(given.priority))
 except OSError as error:
-    reason = f"--cpu or --priority was refused ({error.strerror})"
-    sys.exit(f"{reason}; give a CPU of this machine, and a priority from 1 to 99; {LIMITS}.")
+    sys.exit(f"{option} was refused ({error.strerror}); {fix}.")
 for _ in range(WARMUP_STEPS):
     session.step(observed(), memory)
 memory.positions[0] = 0  # a new episode: the policy forgets the warm-up

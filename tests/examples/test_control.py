@@ -45,7 +45,10 @@ def test_the_log_has_every_step_and_the_summary_counts_them(
         assert skipped
 
 
-def test_a_setting_that_the_system_refuses_ends_the_program(program: list[str | Path]) -> None:
-    ended = subprocess.run([*program, CARTPOLE, "--priority", "100"], capture_output=True, text=True)
+@pytest.mark.parametrize(("option", "value"), [("--priority", "100"), ("--cpu", "1000")])
+def test_a_setting_that_the_system_refuses_ends_the_program(
+    program: list[str | Path], option: str, value: str
+) -> None:
+    ended = subprocess.run([*program, CARTPOLE, option, value], capture_output=True, text=True)
     assert ended.returncode in (1, 2)
-    assert "--priority was refused" in ended.stderr
+    assert f"{option} was refused" in ended.stderr
