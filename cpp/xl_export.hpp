@@ -2,7 +2,7 @@
 //
 //   auto session = xl_export::Session::open("artefact");
 //   auto memory = session.start();
-//   xl_export::generate(session, memory, "The ", {},
+//   xl_export::generate(session, memory, "Once upon a time", {},
 //                       [](const xl_export::Piece& piece) { std::cout << piece.text; return true; });
 //
 // Its sources are in src. They need ONNX Runtime's C header (third_party/onnxruntime) and its library, and

@@ -27,6 +27,7 @@ def block_with(text: str) -> Block:
 
 
 HTML, MAIN = block_with("<!doctype html>").body, block_with('from "xl-export-web"').body
+PROMPT = "Once upon a time"
 OPTIONS = "{ worker: true }"
 GPU_FILES = (
     "cp node_modules/onnxruntime-web/dist/ort-wasm-simd-threaded.asyncify.{mjs,wasm} dist/onnxruntime-web/"
@@ -104,7 +105,7 @@ def text_of(page: Page) -> str:
 
 def python_s_text(artefact: Path) -> str:
     symbols = read_json(artefact / "vocab.json")["symbols"]
-    return "The " + "".join(symbols[token] for token in greedy(artefact, "The ", 20))
+    return PROMPT + "".join(symbols[token] for token in greedy(artefact, PROMPT, 20))
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_the_examples_of_the_readme_run(module: Path, artefacts: dict[str, Path]
     program = f'import {{ open }} from "xl-export-web";\n{(tmp_path / "page.mjs").read_text()}'
     (tmp_path / "page.mjs").write_text(program)
     first, second, third = run_node("page.mjs", cwd=tmp_path).splitlines()
-    assert first.startswith("The ")
+    assert first.startswith("Once upon a time")
     assert first.endswith(" in place")
     assert second == "4 13 true"
     assert third == "AbortError 30"
