@@ -94,6 +94,18 @@ def test_check_replays_the_reference(programs: Path, artefacts: dict[str, Path])
         assert run(programs / "check", folder).endswith("passed\n")
     assert "check(session)" in (ROOT / GUIDE).read_text(encoding="utf-8")
     assert check(artefacts["ring"]).passed
+    identity = open_session(artefacts["ring"]).identity
+    assert run(programs / "check", artefacts["ring"], "--identity", identity).endswith("passed\n")
+    for words in (
+        ("--identity", "0" * 64),
+        ("--public-key", "key.pem"),
+        ("--library", "no.so"),
+        ("--key", "x"),
+    ):
+        ended = subprocess.run(
+            [programs / "check", artefacts["ring"], *words], capture_output=True, text=True
+        )
+        assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1), words
 
 
 def test_the_benchmark_prints_one_line_of_json(programs: Path, artefacts: dict[str, Path]) -> None:
