@@ -79,7 +79,7 @@ class Page:
     def ready(self) -> Page:
         """Waits until the page shows its text or music, or an error, and opens its settings."""
         self.until("Boolean(globalThis.page?.ready) || !document.getElementById('error').hidden")
-        self.do("document.getElementById('settings').open = true")
+        self.do("(document.getElementById('settings') ?? {}).open = true")  # the example of a policy has none
         return self
 
     def leave(self) -> None:

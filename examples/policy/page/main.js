@@ -164,7 +164,7 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "ArrowRight") element("right").click();
 });
 try {
-  const model = await open("policy");
+  const model = await open("policy", { vendor: "vendor/" });
   globalThis.page = { ready: true, play: (seed) => play(model, seed) };
   await run(model);
 } catch (error) {
