@@ -36,11 +36,13 @@ def answer(server: Running, *parts: bytes) -> bytes:
     """All that the server says until it ends the connection. It may do so before all was sent."""
     heard = b""
     for _ in range(5):  # the kernel drops an answer if the server closes before it has read everything
-        with connection(server) as client, contextlib.suppress(ConnectionError):
-            for part in parts:
-                client.sendall(part)
-            while part := client.recv(1 << 16):
-                heard += part
+        with connection(server) as client:
+            with contextlib.suppress(ConnectionError):  # what it has said by then can still be read
+                for part in parts:
+                    client.sendall(part)
+            with contextlib.suppress(ConnectionError):
+                while part := client.recv(1 << 16):
+                    heard += part
         if heard:
             break
     return heard
