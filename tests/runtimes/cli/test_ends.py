@@ -69,7 +69,7 @@ def test_an_interrupt_while_packages_are_imported_ends_in_a_word(
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     process = subprocess.Popen([*command, "--input", "-"], text=True, env=environment(), **pipes)
     assert process.stderr is not None
-    until = ["xl_export.shadow", "numpy.exceptions", "click.types", "numpy", "click", "runtimes.cli.score"][
+    until = ["xl_export.shadow", "numpy.exceptions", "click.types", "numpy", "click", "xl_export.cli.main"][
         seed
     ]
     for line in process.stderr:
