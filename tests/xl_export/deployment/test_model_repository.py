@@ -141,7 +141,7 @@ def test_the_server_refuses_steps_that_are_not_promised(tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"Reshape node.*cannot be reshaped"):
         server.infer([(1, False, observed(1, 1, 0))])
     fixed = trace(Both(), tmp_path / "fixed", rule=modules.RULE, without=without, rows=1)
-    with pytest.raises(ConfigError, match="exactly 1 rows"):
+    with pytest.raises(ConfigError, match="exactly 1 row"):
         write_model(fixed, tmp_path / "repository")
 
 
