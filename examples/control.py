@@ -63,8 +63,8 @@ try:  # after the slow part, so that other processes can run during it
     option, fix = "--priority", f"give 1 to 99; {LIMITS}"
     if given.priority is not None:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(given.priority))
-except OSError as error:
-    sys.exit(f"{option} was refused ({error.strerror}); {fix}.")
+except (OSError, OverflowError, ValueError) as error:  # ValueError for a negative CPU
+    sys.exit(f"{option} was refused ({getattr(error, 'strerror', error)}); {fix}.")
 for _ in range(WARMUP_STEPS):
     session.step(observed(), memory)
 memory.positions[0] = 0  # a new episode: the policy forgets the warm-up

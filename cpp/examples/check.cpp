@@ -11,7 +11,8 @@
 
 int main(int count, char** arguments) {
   try {
-    const std::string usage = "usage: check ARTEFACT [--public-key FILE] [--identity SHA256] [--library FUSED_LIBRARY]";
+    const std::string usage =
+        "usage: check ARTEFACT [--public-key FILE] [--identity SHA256] [--library FUSED_LIBRARY]";
     if (count < 2) throw std::runtime_error(usage);
     xl_export::Options options;
     for (int at = 2; at < count; at += 2) {
@@ -25,8 +26,10 @@ int main(int count, char** arguments) {
     }
     const auto session = xl_export::Session::open(arguments[1], options);
     const xl_export::Report report = xl_export::check(session);
-    std::printf("%lld log-probabilities differ from the reference by at most %.2e nats (tolerance %g): %s\n",
-                static_cast<long long>(report.tokens), report.max_difference, report.tolerance,
+    const bool text = session.spec().language_model();
+    std::printf("%lld %s differ from the reference by at most %.2e%s (tolerance %g): %s\n",
+                static_cast<long long>(report.tokens), text ? "log-probabilities" : "answers",
+                report.max_difference, text ? " nats" : "", report.tolerance,
                 report.passed() ? "passed" : "FAILED");
     return report.passed() ? 0 : 1;
   } catch (const std::exception& error) {

@@ -112,8 +112,9 @@ __attribute__((target("sha,sse4.1"))) void compress_all_by_instructions(State& s
 #elif defined(XL_EXPORT_ARM_SHA2)
 
 bool has_instructions() {
-  return getauxval(AT_HWCAP) & 1u << 6;
-}  // HWCAP_SHA2
+  constexpr auto sha2 = 1u << 6;  // HWCAP_SHA2, which old headers lack
+  return getauxval(AT_HWCAP) & sha2;
+}
 
 __attribute__((target("+crypto"))) void compress_all_by_instructions(State& state, const std::uint8_t* bytes,
                                                                      std::size_t blocks) {
