@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from trainer.run.checkpoint import load_run, save_tensors
 from xl_export.serve.http.base import encoding
 
 PROMPT = "The memory of a stream"
+TALES = Path(__file__).parents[3] / "examples" / "stories" / "tales"
 
 
 def texts(session, prompts, **options) -> list[str]:
@@ -217,3 +219,21 @@ def test_an_answer_names_tokens_by_ids_in_all_places(served, session) -> None:
     ):
         assert all(other.startswith("token_id:") for other in top)
         assert top[name] == value
+
+
+def test_a_text_begins_with_the_token_before_texts() -> None:
+    with running(sources(("tales", TALES))) as server:
+        vocab = server.server.models["tales"].session.vocab
+        asked = {"max_tokens": 8, "seed": 1, "echo": True, "logprobs": 0, "return_tokens_as_token_ids": True}
+        ids = vocab.encode(PROMPT).tolist()
+        prompts = [
+            {"prompt": PROMPT, "bos": True},
+            {"prompt": [vocab.special.before_text, *ids]},
+            {"prompt": ids, "bos": True},  # ids are fed as they are
+        ]
+        answers = [server.post("/v1/completions", asked | one).json()["choices"][0] for one in prompts]
+    texts, ids_only = [answer["text"] for answer in answers], answers[2]["logprobs"]
+    assert answers[0]["logprobs"]["tokens"] == answers[1]["logprobs"]["tokens"]
+    assert answers[0]["logprobs"]["token_logprobs"][1] is not None
+    assert ids_only["tokens"][0] == f"token_id:{ids[0]}"
+    assert texts[0].startswith(PROMPT)

@@ -71,6 +71,7 @@ REQUESTS: list[tuple[str, str, Any, int, str]] = [
     ("POST", COMPLETIONS, {**LEAST, "stop": "x"}, 400, "stop"),
     ("POST", COMPLETIONS, {"best_of": 2, "n": 1, "stream": True}, 400, "best_of"),
     ("POST", COMPLETIONS, {"n" * 60_000: 1}, 400, "nnnn"),
+    ("POST", COMPLETIONS, {"prompt": "a", "bos": True}, 400, "bos"),
     ("POST", COMPLETIONS, {"model": "gpt"}, 404, "'gpt'"),
     ("POST", f"{COMPLETIONS}?stream=true", {}, 400, "body"),
     ("POST", COMPLETIONS, b"{}", 400, "'prompt'"),

@@ -15,6 +15,7 @@ from runtimes.contract.sampling import SETTINGS
 from runtimes.contract.session import Session
 from runtimes.contract.vocabulary import Vocab, token_texts
 from runtimes.tasks.generate import refuse_empty_stops
+from runtimes.tasks.text_rows import tokens_around
 from xl_export.serve.core.settings import Limits
 from xl_export.serve.core.task import SamplingParams
 from xl_export.serve.http.base.encoding import encoding
@@ -94,6 +95,7 @@ class CompletionBody(SamplingFields, forbid_unknown_fields=True, kw_only=True):
         str | list[str | int | list[int]],
         doc("A text, token ids, a list of texts, or a list of lists of ids."),
     ]
+    bos: Annotated[bool | None, doc("Whether the token that precedes a text is put before each text.")] = None
     model: Annotated[str | None, doc("A name from /v1/models; without it the first model answers.")] = None
     max_tokens: Annotated[Annotated[int, AT_LEAST_0] | None, doc("The most tokens to draw.")] = None
     n: Annotated[Annotated[int, AT_LEAST_1] | None, doc("How many choices are returned for each prompt.")] = (
@@ -194,10 +196,16 @@ def plan_of(body: CompletionBody, session: Session, limits: Limits) -> Plan:
             "several requests.",
             param="prompt",
         )
+    try:
+        first, _ = tokens_around(vocab, bos=bool(body.bos), eos=False)
+    except UserError as error:
+        raise RefusedError(str(error), param="bos") from error
     prompts: list[np.ndarray] = []
     tokens = 0
     for number, prompt in enumerate(listed):
         found = encoding(vocab, prompt, what=f"prompt {number}", param="prompt", limits=limits, before=tokens)
+        if first is not None and isinstance(prompt, str):
+            found = np.insert(found, 0, first)
         prompts.append(found)
         tokens += len(found)
     # Tokens in memory at once: prompts with log-probabilities, and choices that are not streamed.
