@@ -12,7 +12,7 @@ import pytest
 
 from runtimes.sessions.fused_cpu import build
 from tests.cuda.stubs import STUB_DRIVER, Stubs
-from tests.ptx.ring import execute_at
+from tests.ptx.ring import execute_at, types_of
 from xl_export.tensorrt.kernels.compile import Kernel
 
 Sizes = tuple[int, ...]  # of a launch: its grid, threads of a block, bytes of shared memory
@@ -41,8 +41,7 @@ def emulated(stubs: Stubs, room: Callable[[int], int] | None = None) -> Iterator
         launches.append(sizes)
         x, y, z, threads, shared_bytes = sizes
         kernel = Kernel(name=name, ptx=ptx, threads=threads, shared_bytes=shared_bytes, block_t=1)
-        dtype = "float16" if "st.global.b16" in ptx else "float32"
-        execute_at(kernel, (x, y, z), arguments, dtype=dtype, room=room)
+        execute_at(kernel, (x, y, z), arguments, types=types_of(ptx), room=room)
 
     stubs.execute_with(execute)
     yield launches

@@ -6,6 +6,7 @@ The kernels are those that the package carries (`kernels.hpp`).
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -35,15 +36,30 @@ NUMBERS = (
 WRITTEN = ("ring_keys", "ring_values", "answers", "mixed_out", "level", "counters")
 
 
-def shipped(head_dim: int, dtype: str) -> Kernel:
-    """The kernel of the package for heads of this width and a ring of this type."""
-    entries = re.findall(r"^ +\{(\d+), (\d), (\d+), (\d+), (\d+), (\".*\")\},$", RING_FILE.read_text(), re.M)
-    for *numbers, ptx in entries:
-        widest, halves, _, threads, shared_bytes = map(int, numbers)
-        if head_dim <= widest and halves == (dtype == "float16"):
-            sizes = {"threads": threads, "shared_bytes": shared_bytes, "block_t": 1}
-            return Kernel(name="ring_attention", ptx=json.loads(ptx), **sizes)
-    raise LookupError((head_dim, dtype))
+Types = tuple[str, str]  # of a node's tensors, and of its ring
+
+
+@functools.cache
+def all_shipped() -> list[tuple[int, Types, Kernel]]:
+    """The kernels of the package, each with the width of its widest heads and its types."""
+    entries = re.findall(r"^ +\{((?:\d+, ){6})(\".*\")\},$", RING_FILE.read_text(), re.M)
+    found = []
+    for numbers, ptx in entries:
+        widest, *halves, _, threads, shared_bytes = map(int, re.findall(r"\d+", numbers))
+        own, ring = ("float16" if half else "float32" for half in halves)
+        sizes = {"threads": threads, "shared_bytes": shared_bytes, "block_t": 1}
+        found.append((widest, (own, ring), Kernel(name="ring_attention", ptx=json.loads(ptx), **sizes)))
+    return found
+
+
+def shipped(head_dim: int, types: Types) -> Kernel:
+    """The kernel of the package for heads of this width, and for these types."""
+    return next(kernel for widest, own, kernel in all_shipped() if head_dim <= widest and own == types)
+
+
+def types_of(ptx: str) -> Types:
+    """The types of a kernel of the package."""
+    return next(types for _, types, kernel in all_shipped() if kernel.ptx == ptx)
 
 
 @dataclass(kw_only=True)
@@ -66,7 +82,7 @@ class NaiveRing:
     nearest: int = 0
     packed: bool = False  # whether queries, keys and values are columns of one tensor
     initial: bool = False  # whether every token before a text has a key and a value
-    dtype: str = "float32"  # of the ring
+    types: Types = ("float32", "float32")
     constants: dict[str, np.ndarray] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -83,7 +99,7 @@ class NaiveRing:
             "initial_value": self.random(H * self.initial, 1, K),
         }
         shape = len(self.first), H, self.S, K
-        self.keys, self.values = (np.full(shape, np.nan, self.dtype) for _ in range(2))
+        self.keys, self.values = (np.full(shape, np.nan, self.types[1]) for _ in range(2))
         for b, first in enumerate(self.first):
             remembered = np.arange(max(0, first - self.M), first) % self.S
             for ring in (self.keys, self.values):
@@ -98,7 +114,7 @@ class NaiveRing:
         return self.M + 1
 
     def random(self, *shape: int) -> np.ndarray:
-        return self.draw.normal(size=shape).astype(np.float32)
+        return self.draw.normal(size=shape).astype(self.types[0])
 
     def segment(self, length: int) -> tuple[np.ndarray, np.ndarray]:
         """Queries of new tokens, and their context: keys and values. Both are [B, T, ..]."""
@@ -203,7 +219,7 @@ def execute_at(
     grid: tuple[int, int, int],
     arguments: Sequence[int],
     *,
-    dtype: str,
+    types: Types,
     room: Callable[[int], int] | None = None,
 ) -> None:
     """Executes a launch over tensors of this process. arguments: addresses and numbers, in order. room: how
@@ -215,23 +231,24 @@ def execute_at(
     numbers = dict(zip(NUMBERS, arguments[len(POINTERS) :], strict=True))
     H, K, N = numbers["H"], numbers["K"], numbers["N"]
     B, T, parts = grid[0] // H, grid[1], grid[2]
-    ring = B * H * numbers["S"] * K * np.dtype(dtype).itemsize
+    item, ring_item = (np.dtype(dtype).itemsize for dtype in types)
+    ring = B * H * numbers["S"] * K * ring_item
     partial = B * H * T * parts if parts > 1 else 0
     sizes = {
-        "queries": 4 * B * T * numbers["query_pitch"],
-        "context": 4 * B * T * numbers["context_pitch"],
+        "queries": item * B * T * numbers["query_pitch"],
+        "context": item * B * T * numbers["context_pitch"],
         "ring_keys": ring,
         "ring_values": ring,
         "positions": 8 * B * T,
-        "table": 4 * H * numbers["R"] * K,
-        "bias": 4 * H * numbers["BIAS_R"],
-        "content_bias": 4 * H * K,
-        "position_bias": 4 * H * K,
-        "own_keys": 4 * H * N * K,
-        "own_values": 4 * H * N * K,
-        "initial_key": 4 * H * K * (1 - numbers["masked"]),
-        "initial_value": 4 * H * K * (1 - numbers["masked"]),
-        "answers": 4 * B * T * H * K,
+        "table": item * H * numbers["R"] * K,
+        "bias": item * H * numbers["BIAS_R"],
+        "content_bias": item * H * K,
+        "position_bias": item * H * K,
+        "own_keys": item * H * N * K,
+        "own_values": item * H * N * K,
+        "initial_key": item * H * K * (1 - numbers["masked"]),
+        "initial_value": item * H * K * (1 - numbers["masked"]),
+        "answers": item * B * T * H * K,
         "mixed_out": 4 * partial * K,
         "level": 4 * partial,
         "counters": 4 * B * H * T if parts > 1 else 0,

@@ -99,11 +99,11 @@ Operator described(const char* operator_name) {
     if (Node::has_any_type(i)) return ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;  // the node checks it
     return i == 2 || i == 3 ? TYPE_OF<typename Node::Ring>
            : i == 5         ? ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64
-                            : TYPE_OF<float>;
+                            : Node::VALUES;
   };
   op.GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return Node::INPUTS; };
   op.GetOutputType = [](const OrtCustomOp*, size_t i) {
-    return i == 1 || i == 2 ? TYPE_OF<typename Node::Ring> : TYPE_OF<float>;
+    return i == 1 || i == 2 ? TYPE_OF<typename Node::Ring> : Node::VALUES;
   };
   op.GetOutputTypeCount = [](const OrtCustomOp*) -> size_t { return Node::OUTPUTS; };
   op.GetInputCharacteristic = [](const OrtCustomOp*, size_t i) {
@@ -150,8 +150,9 @@ const auto& operators() {
       described<xl::Product>("ConstantProduct"),
       described<xl::Rows>("ConstantRows"),
 #ifndef XL_EXPORT_BUILT_IN
-      on_cuda<xl::CudaAttention<float>>("RingRelativeAttentionOnCuda"),
-      on_cuda<xl::CudaAttention<xl::half>>("RingRelativeAttentionOnCudaOverHalves"),
+      on_cuda<xl::CudaAttention<float, float>>("RingRelativeAttentionOnCuda"),
+      on_cuda<xl::CudaAttention<float, xl::half>>("RingRelativeAttentionOnCudaOverHalves"),
+      on_cuda<xl::CudaAttention<xl::half, xl::half>>("RingRelativeAttentionOnCudaInHalves"),
 #endif
   };
   return all;

@@ -87,6 +87,9 @@ struct Tensor {
 /// What the nodes of all operators share.
 class Node {
  public:
+  /// The type of all inputs and outputs but the ring and positions.
+  static constexpr ONNXTensorElementDataType VALUES = TYPE_OF<float>;
+
   Node(const OrtApi& ort, const OrtKernelInfo* info) : ort(ort) {
     size_t inputs = 0;
     check(ort.KernelInfo_GetInputCount(info, &inputs));

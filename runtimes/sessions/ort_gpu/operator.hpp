@@ -1,23 +1,24 @@
 // Relative attention over a ring memory as one node of ONNX Runtime's CUDA provider: one kernel launch a node.
 //
-// RingRelativeAttentionOnCuda has a ring of floats, RingRelativeAttentionOnCudaOverHalves one of halves. The kernels are
-// PTX (`kernels.hpp`, from xl_export/tensorrt/kernels/ring.py), which NVIDIA's driver compiles when a session opens. The
-// driver's library is loaded at run time, so building this needs no CUDA.
+// RingRelativeAttentionOnCuda computes with floats, RingRelativeAttentionOnCudaOverHalves has a ring of halves, and in
+// RingRelativeAttentionOnCudaInHalves all tensors are of halves. Sums are of floats. The kernels are PTX (`kernels.hpp`,
+// from xl_export/tensorrt/kernels/ring.py), which NVIDIA's driver compiles when a session opens. The driver's library is
+// loaded at run time, so building this needs no CUDA.
 //
-// inputs   0 query      float [B, T, …]  a token's row holds the queries of all heads, from column `query_at`
-//          1 context    float [B, T, …]  likewise its new keys from `key_at` and its values from `value_at`
-//          2 keys       [B, h, S, K]     the ring
-//          3 values     [B, h, S, K]     the same
-//          4 table      float [h, R, K]  r(d) by distance; distances of R and more use the last row
-//          5 positions  int64 [B, T]     of the tokens; consecutive in each row
-//          6 u, 7 v     float [h, 1, K]
-//          8 bias       float [h, 1, R]  is added to the scores; R is its own
-//          9, 10        float [h, N, K]  persistent keys and values; a node may have neither
-//         11, 12        float [h, 1, K]  the key and the value of every token before the stream, which are attended to;
-//                                        without them nothing before the stream is seen
-// outputs  0 answers    float [B, T, h·K]
-//          1 keys       [B, h, S, K]     the ring with the new tokens, bound to the same buffer as input 2
-//          2 values     [B, h, S, K]     the same for input 3
+// inputs   0 query      [B, T, …]     a token's row holds the queries of all heads, from column `query_at`
+//          1 context    [B, T, …]     likewise its new keys from `key_at` and its values from `value_at`
+//          2 keys       [B, h, S, K]  the ring
+//          3 values     [B, h, S, K]  the same
+//          4 table      [h, R, K]     r(d) by distance; distances of R and more use the last row
+//          5 positions  int64 [B, T]  of the tokens; consecutive in each row
+//          6 u, 7 v     [h, 1, K]
+//          8 bias       [h, 1, R]     is added to the scores; R is its own
+//          9, 10        [h, N, K]     persistent keys and values; a node may have neither
+//         11, 12        [h, 1, K]     the key and the value of every token before the stream, which are attended to;
+//                                     without them nothing before the stream is seen
+// outputs  0 answers    [B, T, h·K]
+//          1 keys       [B, h, S, K]  the ring with the new tokens, bound to the same buffer as input 2
+//          2 values     [B, h, S, K]  the same for input 3
 // attributes: heads, head_dim, mem_len, nearest, full, query_at, key_at, value_at. K and the columns are multiples of 4.
 #pragma once
 
@@ -99,10 +100,12 @@ class CudaDriver {
   std::map<std::pair<void*, const RingKernel*>, void*> functions_;
 };
 
-template <class Stored>
+/// Value: of all tensors but the ring.
+template <class Value, class Stored>
 class CudaAttention : public Node {
  public:
   using Ring = Stored;
+  static constexpr ONNXTensorElementDataType VALUES = TYPE_OF<Value>;
   static constexpr size_t INPUTS = 13, OUTPUTS = 3;
   static bool has_any_type(size_t) { return false; }
 
@@ -116,7 +119,9 @@ class CudaAttention : public Node {
     expect(heads() > 0 && head_dim() > 0);
     for (int column : {head_dim(), query_at(), key_at(), value_at()}) expect(column % 4 == 0);
     for (const RingKernel& kernel : RING_KERNELS)
-      if (!kernel_ && kernel.halves == !IN_FLOATS<Stored> && head_dim() <= kernel.widest) kernel_ = &kernel;
+      if (!kernel_ && kernel.halves == !IN_FLOATS<Value> && kernel.ring_halves == !IN_FLOATS<Stored> &&
+          head_dim() <= kernel.widest)
+        kernel_ = &kernel;
     expect(kernel_);
     function_ = driver_.function(*kernel_);
     places_ = PROGRAMS_EACH * driver_.multiprocessors();

@@ -41,9 +41,6 @@ _TYPES = (
     {"first": "*i32", "slot": "*i32", "counters": "*i32", "positions": "*i64"}
     | dict.fromkeys(("T", "J", "rows", "parts"), "i32")
     | dict.fromkeys(("mixed_out", "mixed", "level"), "*fp32")
-    # For `ring_attention`, in which only the ring may be of halves.
-    | dict.fromkeys(("queries", "context", "table", "bias", "content_bias", "position_bias"), "*fp32")
-    | dict.fromkeys(("own_keys", "own_values", "initial_keys", "initial_values", "answers"), "*fp32")
     | dict.fromkeys((*_ALIGNED, "H", "S", "M", "R", "BIAS_R", "N", "full_mask", "nearest", "masked"), "i32")
 )
 
@@ -231,11 +228,17 @@ def kernel_function(name: str) -> Any:
 
 
 def compile_kernel(
-    tactic: Tactic, fixed: dict[str, int | None], *, compute_capability: int, dtype: Type = "float16"
+    tactic: Tactic,
+    fixed: dict[str, int | None],
+    *,
+    compute_capability: int,
+    dtype: Type = "float16",
+    ring_dtype: Type | None = None,
 ) -> Kernel:
     """The Triton kernel of one tactic, compiled for a GPU of this compute capability (86 for 8.6).
 
-    fixed: its compile-time arguments. Raises ConfigError if the GPU is not among PTX_VERSIONS.
+    fixed: its compile-time arguments. dtype: of its tensors. ring_dtype: of the ring of `ring_attention`, if
+    it is another. Raises ConfigError if the GPU is not among PTX_VERSIONS.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -248,7 +251,9 @@ def compile_kernel(
             f"one of {known}; build with --attention native."
         )
     function = kernel_function(tactic.kernel)
-    signature, divisors = _signature(function.arg_names, fixed, _POINTERS[dtype])
+    signature, divisors = _signature(
+        function.arg_names, fixed, _POINTERS[dtype], _POINTERS[ring_dtype or dtype]
+    )
     source = ASTSource(
         fn=function,
         signature=signature,
@@ -279,14 +284,14 @@ def compile_kernel(
 
 
 def _signature(
-    names: list[str], fixed: dict[str, int | None], pointer: str
+    names: list[str], fixed: dict[str, int | None], pointer: str, ring: str
 ) -> tuple[dict[str, str], dict[int, int]]:
     """The types of a kernel's arguments, and what pointers and some numbers are multiples of, by index.
 
     Pointers are multiples of 16 bytes, which allows loads of 16 bytes: TensorRT and ONNX Runtime align
     tensors to 256.
     """
-    types = _TYPES | dict.fromkeys(fixed, "constexpr")
+    types = _TYPES | dict.fromkeys(fixed, "constexpr") | dict.fromkeys(("ring_keys", "ring_values"), ring)
     signature = {name: types.get(name, pointer) for name in names}
     divisors = {at: 16 for at, kind in enumerate(signature.values()) if kind.startswith("*")}
     if "ring_keys" in signature:

@@ -30,7 +30,12 @@ SOURCES = ("common", "segment", "skew", "token", "join", "ring")
 ORIGIN = "compiled from"  # the entry of FILE with the hash, and the release of Triton
 # The widest heads of a kernel, and its lanes.
 RING_WIDTHS = {64: 32, 128: 16}
-RING_TYPES: tuple[Type, ...] = ("float32", "float16")
+# Of the tensors, and of the ring.
+RING_TYPES: tuple[tuple[Type, Type], ...] = (
+    ("float32", "float32"),
+    ("float32", "float16"),
+    ("float16", "float16"),
+)
 SEGMENT = CASES["three-tiles-of-queries"]
 # A case, its tactic, and the oldest compute capability that runs it.
 READY = {
@@ -61,20 +66,21 @@ def origin() -> str:
     return f"{hash_of_sources()}, Triton {version('triton')}"
 
 
-def ring_kernel(widest: int, dtype: Type) -> Kernel:
-    """The kernel of the node for `cuda`, for heads of at most this width and a ring of this type."""
+def ring_kernel(widest: int, dtype: Type, ring_dtype: Type) -> Kernel:
+    """The kernel of the node for `cuda`, for heads of at most this width, and for these types."""
     lanes = RING_WIDTHS[widest]
     tactic = Tactic(kernel="ring_attention", block_t=1, block_j=lanes, warps=4, stages=1)
     fixed: dict[str, int | None] = {"BLOCK_J": lanes, "BLOCK_K": widest}
-    return compile_kernel(tactic, fixed, compute_capability=75, dtype=dtype)
+    return compile_kernel(tactic, fixed, compute_capability=75, dtype=dtype, ring_dtype=ring_dtype)
 
 
 def ring_source() -> str:
     """The C++ header with the kernels of the node."""
     entries = []
-    for widest, dtype in itertools.product(RING_WIDTHS, RING_TYPES):
-        kernel = ring_kernel(widest, dtype)
-        numbers = [widest, int(dtype == "float16"), RING_WIDTHS[widest], kernel.threads, kernel.shared_bytes]
+    for widest, types in itertools.product(RING_WIDTHS, RING_TYPES):
+        kernel = ring_kernel(widest, *types)
+        halves = [int(dtype == "float16") for dtype in types]
+        numbers = [widest, *halves, RING_WIDTHS[widest], kernel.threads, kernel.shared_bytes]
         lines = [line.strip() for line in re.sub("//.*", "", kernel.ptx).splitlines()]
         text = "\n".join(filter(None, lines))
         entries.append(f"    {{{', '.join(map(str, numbers))}, {json_text(text)}}},\n")
@@ -84,11 +90,11 @@ def ring_source() -> str:
 _HEADER = """// Written by `python -m xl_export.tensorrt.kernels.ready`.
 #pragma once
 
-/// A kernel `ring_attention`. widest: of its heads. halves: whether the ring is of them. block_j: keys that
-/// are read together.
+/// A kernel `ring_attention`. widest: of its heads. halves, ring_halves: whether its tensors, and the ring,
+/// are of halves. block_j: keys that are read together.
 struct RingKernel {
   int widest;
-  bool halves;
+  bool halves, ring_halves;
   int block_j, threads, shared_bytes;
   const char* ptx;
 };

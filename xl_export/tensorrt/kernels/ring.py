@@ -53,6 +53,8 @@ def ring_attention(
 ):
     """The answer of one query of one row and head; the grid is (B · H, T, parts of the keys).
 
+    All tensors but the partial answers may be of halves, which are widened when they are loaded.
+
     Keys are dealt to BLOCK_J lanes, as in `token_attention`. Column c of the keys is the token c - M of the
     segment. Memory is read from the ring, and the segment from `context`, rounded as in the ring. So no
     program reads a slot that another one writes, since M + T ≤ S. Nothing is visible from before a text if
@@ -87,9 +89,9 @@ def ring_attention(
     _copy(ring_keys + own_slot * K + k, own + key_at, writes)
     _copy(ring_values + own_slot * K + k, own + value_at, writes)
 
-    plain = tl.load(queries + token * query_pitch + query_at + h * K + k, mask=in_head, other=0.0)
-    content = plain + tl.load(content_bias + h * K + k, mask=in_head, other=0.0)
-    positional = plain + tl.load(position_bias + h * K + k, mask=in_head, other=0.0)
+    plain = _wide(queries + token * query_pitch + query_at + h * K + k, in_head)
+    content = plain + _wide(content_bias + h * K + k, in_head)
+    positional = plain + _wide(position_bias + h * K + k, in_head)
     highest = tl.full([BLOCK_J], LOWEST, tl.float32)
     total = tl.zeros([BLOCK_J], tl.float32)
     mixed = tl.zeros([BLOCK_J, BLOCK_K], tl.float32)
@@ -97,8 +99,8 @@ def ring_attention(
     for n0 in range(start, stop, BLOCK_J):
         n = n0 + lane
         in_range = (n < N)[:, None] & in_head
-        keys = tl.load(own_keys + (h * N + n)[:, None] * K + k, mask=in_range, other=0.0)
-        values = tl.load(own_values + (h * N + n)[:, None] * K + k, mask=in_range, other=0.0)
+        keys = _wide(own_keys + (h * N + n)[:, None] * K + k, in_range)
+        values = _wide(own_values + (h * N + n)[:, None] * K + k, in_range)
         scores = tl.sum(keys * plain[None, :], axis=1)
         scores = tl.where(n < N, scores * LOG2E, float("-inf"))
         highest, total, mixed = _mix_lanes(highest, total, mixed, scores, values)
@@ -110,8 +112,8 @@ def ring_attention(
     of_text = tl.minimum(tl.maximum(M - first, 0), M + T).to(tl.int32)
     of_text = tl.where(masked != 0, 0, of_text)
     has_initial = in_head & (masked == 0)
-    initial_key = tl.load(initial_keys + h * K + k, mask=has_initial, other=0.0)
-    initial_value = tl.load(initial_values + h * K + k, mask=has_initial, other=0.0)
+    initial_key = _wide(initial_keys + h * K + k, has_initial)
+    initial_value = _wide(initial_values + h * K + k, has_initial)
     start, stop = part_of((M + t - most) // BLOCK_J * BLOCK_J, M + t - nearest + 1, BLOCK_J)
     for j0 in range(start, stop, BLOCK_J):
         j = j0 + lane
@@ -127,9 +129,9 @@ def ring_attention(
         values = _kept(ring_values + place, of_ring, new + value_at, of_segment)
         keys += tl.where(early, initial_key[None, :], 0.0)
         values += tl.where(early, initial_value[None, :], 0.0)
-        rows = tl.load(table + clip(d, R)[:, None] * K + k, mask=visible[:, None] & in_head, other=0.0)
+        rows = _wide(table + clip(d, R)[:, None] * K + k, visible[:, None] & in_head)
         scores = tl.sum(keys * content[None, :] + rows * positional[None, :], axis=1)
-        scores += tl.load(bias + clip(d, BIAS_R), mask=visible, other=0.0)
+        scores += _wide(bias + clip(d, BIAS_R), visible)
         scores = tl.where(visible, scores * LOG2E, float("-inf"))
         highest, total, mixed = _mix_lanes(highest, total, mixed, scores, values)
 
@@ -156,6 +158,12 @@ def ring_attention(
 
 
 @triton.jit
+def _wide(source, mask):
+    """Numbers in float32; 0 where the mask is false."""
+    return tl.load(source, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
 def _copy(target, source, mask):
     tl.store(target, tl.load(source, mask=mask, other=0.0).to(target.dtype.element_ty), mask=mask)
 
@@ -164,7 +172,7 @@ def _copy(target, source, mask):
 def _kept(in_ring, of_ring, new, of_segment):
     """Vectors of the memory and of the segment as the ring keeps them, in float32."""
     fresh = tl.load(new, mask=of_segment, other=0.0).to(in_ring.dtype.element_ty)
-    return tl.load(in_ring, mask=of_ring, other=0.0).to(tl.float32) + fresh.to(tl.float32)
+    return _wide(in_ring, of_ring) + fresh.to(tl.float32)
 
 
 @triton.jit
