@@ -101,7 +101,9 @@ PARTS = (
             *("--config", "enwik8-base"),
             *LARGE,
             *_sides("tensorrt-onnx-attention", "tensorrt-plugin-shift-fp16", "tensorrt-native-ring-int8"),
-            *_sides("rtx-native-ring-fp16", "cuda-ring-fp32", "cuda-ring-fp16", "training-*"),
+            *_sides(
+                "rtx-native-ring-fp16", "cuda-ring-fp32", "cuda-ring-fp16-memory-fp16-node", "training-*"
+            ),
         ),
         minutes=20,
     ),

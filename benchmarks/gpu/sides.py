@@ -62,8 +62,9 @@ class Graph:
 
     @property
     def computes_in_halves(self) -> bool:
-        """Whether steps use fp16; graphs for ONNX Runtime only store their weights in fewer bits."""
-        return self.target == "tensorrt" and self.precision != "fp32"
+        """Whether steps use fp16; other graphs for ONNX Runtime only store their weights in fewer bits."""
+        node = self.attention == "plugin" and self.precision == "fp16"
+        return node if self.target == "onnxruntime" else self.precision != "fp32"
 
     @property
     def tolerance(self) -> float:
@@ -135,6 +136,7 @@ SIDES = (
     _provider("cuda", Graph(form="shift", mask="full")),
     _provider("cuda", Graph(attention="plugin")),
     _provider("cuda", Graph(attention="plugin", memory="fp16")),
+    _provider("cuda", Graph(attention="plugin", memory="fp16", precision="fp16")),
 )
 
 

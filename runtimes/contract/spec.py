@@ -220,6 +220,11 @@ class Spec:
         return MEMORY_PRESETS[self.memory_precision].scaled
 
     @property
+    def cuda_in_halves(self) -> bool:
+        """Whether the graph CUDA_GRAPH, if there is one, computes in fp16."""
+        return self.precision == "fp16"
+
+    @property
     def circular(self) -> bool:
         """Whether a token's slot in the memory follows from its position; see `FormFacts`."""
         return FORM_FACTS[self.form].circular

@@ -37,6 +37,7 @@ CASES: dict[str, dict[str, Any]] = {
     "--precision fp16": {"precision": "fp16", "memory_precision": "fp16"},
     "--attention-as node": {"attention": "plugin"},
     "--attention-as node --memory-precision fp16": {"attention": "plugin", "memory_precision": "fp16"},
+    "--attention-as node --precision fp16": {"attention": "plugin", "precision": "fp16"},
     "--precision int8": {"precision": "int8"},
     "--precision int4": {"precision": "int4"},
     "--memory-precision int8": {"memory_precision": "int8"},

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import tempfile
 from collections.abc import Collection
 from pathlib import Path
 
@@ -46,6 +47,7 @@ from xl_export.artefact.options import ExportOptions, fixed_tokens
 from xl_export.artefact.pack import refuse_too_many
 from xl_export.artefact.quality import held_out
 from xl_export.artefact.write import (
+    STEP_IN_HALVES,
     WriteGraphs,
     finite_arrays,
     refuse_if_too_large,
@@ -54,6 +56,7 @@ from xl_export.artefact.write import (
     write_artefact,
 )
 from xl_export.graph import cuda, fixed, fused_cpu, web
+from xl_export.graph.layers import Weights
 from xl_export.graph.ops import OPSETS, save_graph, save_model
 from xl_export.graph.quantise import lowered
 from xl_export.graph.step import StepGraph
@@ -275,10 +278,28 @@ def write_graphs(
         save_graph(stamp(graph, spec, run.vocab), folder / FUSED, weights_of=folder / GRAPH)
         graphs[FUSED] = OrtSession(spec, run.vocab, folder / FUSED, library=library) if library else None
     if CUDA_GRAPH in others:
-        graph = lowered(cuda.CudaStepGraph(spec, run.config.model, weights).build(), spec.precision)
+        graph = cuda.cuda_graph(spec, run.config.model, weights)
         save_graph(stamp(graph, spec, run.vocab), folder / CUDA_GRAPH, weights_of=folder / GRAPH)
         graphs[CUDA_GRAPH] = on_cuda(spec, run.vocab, folder, library) if library else None
+        if spec.cuda_in_halves:
+            graphs[STEP_IN_HALVES] = in_halves_here(spec, run, weights)
     return graphs
+
+
+def in_halves_here(spec: Spec, run: Run, weights: Weights) -> OrtSession:
+    """A session on this machine's CPU over the step that `cuda.onnx` computes in fp16.
+
+    The operator for engines is in the place of its node, since a model holds that operator's body. Its
+    products and norms have inputs and outputs of the same types. Its memory is shift, because over a ring the
+    operator cannot compute a segment that passes the ring's end.
+    """
+    from xl_export.tensorrt.graph import tensorrt_graph
+
+    spec = dataclasses.replace(spec, form="shift").completed()
+    with tempfile.TemporaryDirectory() as folder:
+        graph = tensorrt_graph(spec, run.config.model, weights, attention="plugin")
+        save_model(graph, Path(folder))
+        return OrtSession(spec, run.vocab, Path(folder) / GRAPH)
 
 
 def on_cuda(spec: Spec, vocab: Vocab, folder: Path, library: Path) -> GraphSession | None:

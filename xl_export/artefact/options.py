@@ -67,7 +67,8 @@ class ExportOptions:
             "--precision",
             "Precision of the weights. fp16 and int8-stored make the file smaller; int8-stored is loaded as "
             "fp32 if the runtime has no fast int8. int8 and int4 also make large models faster and lose some "
-            "accuracy. Default: fp32, or fp16 with --target tensorrt.",
+            "accuracy. With --attention-as node, the device cuda computes in fp16 if the weights are in "
+            "fp16. Default: fp32, or fp16 with --target tensorrt.",
         ),
     ] = None
     memory_precision: Annotated[
@@ -76,7 +77,8 @@ class ExportOptions:
             "--memory-precision",
             "Precision of the memory. fp16 halves the bytes of a stream at no cost in speed with the fused "
             "CPU operator. int8 halves them again; it needs ring memory, and is slow without the fused CPU "
-            "operator. Default: fp32. With --target tensorrt it follows from --precision.",
+            "operator. Default: fp32, or fp16 with --precision fp16 and --attention-as node. With --target "
+            "tensorrt it follows from --precision.",
         ),
     ] = None
     text: Annotated[
@@ -149,7 +151,9 @@ class ExportOptions:
     def precisions(self) -> tuple[Precision, MemoryPrecision]:
         """The precisions of weights and memory."""
         if self.target != "tensorrt":
-            return self.precision or "fp32", self.memory_precision or "fp32"
+            # A graph for `cuda` that computes in fp16 has memory in fp16.
+            halves = self.attention == "plugin" and self.precision == "fp16"
+            return self.precision or "fp32", self.memory_precision or ("fp16" if halves else "fp32")
         precision = self.precision or "fp16"
         return precision, "fp32" if precision == "fp32" else "fp16"
 

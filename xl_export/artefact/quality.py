@@ -63,9 +63,15 @@ def drawn_tokens(exact: GraphSession) -> np.ndarray | None:
 
 
 def measure(
-    lowered: GraphSession, exact: GraphSession, tokens: np.ndarray | None, *, folders: tuple[Path, Path]
+    lowered: GraphSession,
+    exact: GraphSession,
+    tokens: np.ndarray | None,
+    *,
+    folders: tuple[Path, Path],
+    answers: GraphSession,
 ) -> Measured | None:
-    """Returns what the session `lowered` loses against `exact` on tokens [N], with sizes and times of both.
+    """Returns what the session `answers` loses against `exact` on tokens [N], with the sizes and times of
+    `exact` and of `lowered`, which is the same session unless a GPU computes more of the step in fp16.
 
     tokens: None measures on those that the model draws. folders: the folders of the two graphs, in the same
     order. Whole distributions are compared segment by segment. Returns None for a graph that takes only whole
@@ -83,7 +89,7 @@ def measure(
     if whole and not (most := most // T * T):
         return None
     rows = exact.spec.fixed_rows or 1  # equal ones
-    streams = [(session, session.start(rows)) for session in (lowered, exact)]
+    streams = [(session, session.start(rows)) for session in (answers, exact)]
     nats = np.zeros(2)
     divergence = 0.0
     agreed = 0
@@ -101,8 +107,9 @@ def measure(
             "the text to measure on has a token that the model gives the probability zero; give a --text "
             "without it."
         )
+    streams = [(session, session.start(rows)) for session in (lowered, exact)]
     for _, memory in streams:  # beyond this position the whole memory is visible
-        memory.positions[:] = max(int(memory.positions[0]), T << 20)
+        memory.positions[:] = T << 20
     row = np.zeros((rows, T if whole else 1), np.int64)
     seconds = _seconds(streams, lambda session, memory: session.predict(row, memory))
     sizes = _sizes(lowered.spec, folders)

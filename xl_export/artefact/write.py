@@ -48,6 +48,9 @@ from xl_export.tracing.progress import stage
 # Writes the graphs of a spec with their weights to a folder. Returns a session over each graph by its file
 # name, or None for a graph that this machine cannot run.
 WriteGraphs = Callable[[Spec, Path], Mapping[str, GraphSession | None]]
+# The name among these of the step that a GPU computes in fp16, if this machine's CPU computes it to measure
+# its loss. It is no file.
+STEP_IN_HALVES = "the step in halves"
 # The difference of a session from answers that are known; raises ArtefactError if it is too large.
 Apart = Callable[[Session], float]
 
@@ -164,7 +167,7 @@ def _compare_lowered(
 
     The same graphs are first written in fp32 to a temporary folder. Those are compared with PyTorch, and the
     lower precision of `step.onnx` is measured against them: of a language model on tokens, and of any other
-    step on the inputs of the reference.
+    step on the inputs of the reference. If there is a graph that computes in fp16, its loss is measured.
     """
     low = graphs[GRAPH]
     spec = low.spec
@@ -183,7 +186,8 @@ def _compare_lowered(
             measured = measure_step(low, exact, answers, reference, folders=folders)
             return right, measured, difference
         with working(f"measuring what {spec.precision} loses"):
-            return right, measure(low, exact, tokens, folders=folders), difference
+            in_halves = graphs.get(STEP_IN_HALVES, low)
+            return right, measure(low, exact, tokens, folders=folders, answers=in_halves), difference
 
 
 def _with_memory_in_bytes(original: Session, reference: Reference) -> AnyReference:

@@ -4,14 +4,20 @@ which launches one kernel (`runtimes/sessions/ort_gpu/operator.hpp`).
 
 from __future__ import annotations
 
+import dataclasses
+
 import onnx_ir as ir
 
 from runtimes.base.errors import ConfigError
 from runtimes.contract.spec import Spec
 from trainer.model.config import ModelConfig
 from xl_export.graph.fused_cpu import ATTENTION, FusedStepGraph
+from xl_export.graph.layers import Weights
 from xl_export.graph.memory import Group
+from xl_export.graph.ops import TYPES
 from xl_export.graph.persistent import persistent_constants
+from xl_export.graph.quantise import lowered
+from xl_export.tensorrt.half import HALF, to_half
 
 MAX_HEAD_WIDTH = 128  # heads of the kernels
 
@@ -23,6 +29,8 @@ def refuse_unfit(spec: Spec, config: ModelConfig) -> None:
         f"memory is {spec.form}, expected ring": not spec.circular,
         f"the weights are stored as {spec.storage}, expected external": spec.storage != "external",
         f"memory is in {spec.memory_precision}, expected fp32 or fp16": spec.scaled_memory,
+        "memory is in fp32 and the weights in fp16, expected both in fp16": spec.cuda_in_halves
+        and spec.memory_precision == "fp32",
         f"heads are {width} wide, expected a multiple of 4 up to {MAX_HEAD_WIDTH}": width % 4
         or width > MAX_HEAD_WIDTH,
         "the spans have an epsilon, expected none": config.span is not None and config.span.epsilon,
@@ -30,6 +38,19 @@ def refuse_unfit(spec: Spec, config: ModelConfig) -> None:
     for fault, holds in faults.items():
         if holds:
             raise ConfigError(f"attention as one node is not possible: {fault}; leave out --attention-as.")
+
+
+def cuda_graph(spec: Spec, config: ModelConfig, weights: Weights) -> ir.Model:
+    """The ONNX model of one step for `cuda`; with weights in fp16 it computes in fp16.
+
+    ONNX Runtime's norms and products of halves, and the node, have sums in float32.
+    """
+    if not spec.cuda_in_halves:
+        return lowered(CudaStepGraph(spec, config, weights).build(), spec.precision)
+    single = dataclasses.replace(spec, precision="fp32", memory_precision="fp32").completed()
+    model = _StepInHalves(single, config, weights).build()
+    types = {fact.name: TYPES[fact.dtype] for fact in (*spec.inputs, *spec.outputs)}
+    return to_half(model, types, norms=HALF)
 
 
 class CudaStepGraph(FusedStepGraph):
@@ -69,3 +90,9 @@ class CudaStepGraph(FusedStepGraph):
                 initial = self.initial(group, kind)
                 inputs.append(self.named_constant(group, initial, f"initial_{kind}"))
         return inputs
+
+
+class _StepInHalves(CudaStepGraph):
+    """The same step for `to_half`."""
+
+    operator = f"{ATTENTION}OnCudaInHalves"

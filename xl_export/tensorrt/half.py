@@ -19,20 +19,23 @@ HALF = ir.DataType.FLOAT16
 SINGLE = ir.DataType.FLOAT
 # GPUs compute products in float16, and their sums in float32.
 PRODUCTS = {"MatMul", "Gemm", "Einsum", "Attention", "RelativeAttention", "RelativeAttentionInRing"}
+PRODUCTS |= {"RingRelativeAttentionOnCudaInHalves"}
 # Statistics are computed in float32; their results are inputs of products again.
-STATISTICS = {"LayerNormalization", "Softmax"}
+NORM = "LayerNormalization"
+STATISTICS = {NORM, "Softmax"}
 # Log-probabilities are float32, and so is everything that is computed from them.
 LOG_PROBABILITIES = {"LogSoftmax", "ReduceLogSumExp"}
 
 
-def to_half(model: ir.Model, promised: Mapping[str, ir.DataType]) -> ir.Model:
+def to_half(model: ir.Model, promised: Mapping[str, ir.DataType], *, norms: ir.DataType = SINGLE) -> ir.Model:
     """The same graph in float16; its inputs and outputs have the types that `promised` names for them.
 
     Products have float16 inputs and outputs. Statistics are computed in float32. Log-probabilities, and what
     is computed from them, stay float32. Every other operator has the type of its inputs, and constants
-    follow. Raises ArtefactError if a weight is beyond the range of float16.
+    follow. norms: the type of the inputs and outputs of norms, for a runtime whose norms of halves have sums
+    in float32. Raises ArtefactError if a weight is beyond the range of float16.
     """
-    return _Rewriting(ShapeInferencePass()(model).model, promised).result()
+    return _Rewriting(ShapeInferencePass()(model).model, promised, norms).result()
 
 
 class _Rewriting:
@@ -42,9 +45,10 @@ class _Rewriting:
     first made in the new graph; constants have none until a node uses them.
     """
 
-    def __init__(self, model: ir.Model, promised: Mapping[str, ir.DataType]) -> None:
+    def __init__(self, model: ir.Model, promised: Mapping[str, ir.DataType], norms: ir.DataType) -> None:
         self.model = model
         self.promised = promised
+        self.norms = norms
         self.tape = ir.tape.Tape()
         self.same: dict[tuple[ir.Value, ir.DataType | None], ir.Value] = {}
         self.kind: dict[ir.Value, ir.DataType | None] = {}
@@ -77,7 +81,9 @@ class _Rewriting:
     def rewrite(self, node: ir.Node) -> None:
         """Records a node of the old graph again, with inputs of one type."""
         kinds = {self.kind.get(value) for value in node.inputs if value is not None and _is_float(value)}
-        if node.op_type in STATISTICS | LOG_PROBABILITIES:
+        if node.op_type == NORM:
+            kind = self.norms
+        elif node.op_type in STATISTICS | LOG_PROBABILITIES:
             kind = SINGLE
         elif node.op_type in PRODUCTS:
             kind = HALF
@@ -97,7 +103,8 @@ class _Rewriting:
             assert old.dtype is not None, f"the type of {node.op_type}'s output is not known"
             new.dtype = kind if _is_float(old) else old.dtype
             new.shape = old.shape
-            self.know(old, self.converted(new, HALF) if node.op_type in STATISTICS else new)
+            narrowed = node.op_type in STATISTICS and kind == SINGLE
+            self.know(old, self.converted(new, HALF) if narrowed else new)
 
     def know(self, old: ir.Value, new: ir.Value) -> None:
         self.same[old, new.dtype] = new
@@ -133,8 +140,8 @@ class _Rewriting:
                 array = array.astype(np.float16)
             if np.isinf(array).sum() != np.isinf(value.const_value.numpy()).sum():
                 raise ArtefactError(
-                    f"{name} holds values beyond 65504, the range of float16; export the run without "
-                    "--target tensorrt."
+                    f"{name} holds values beyond 65504, the range of float16; export the run with "
+                    "--precision fp32."
                 )
         twice = any((value, other) in self.same for other in (HALF, SINGLE))
         return self.tape.initializer(ir.tensor(array, name=f"{name}.{array.dtype}" if twice else name))
