@@ -271,6 +271,12 @@ def execute_at(
             _bytes(addresses[name], sizes[name])[:] = memory.download(places[name], sizes[name])
 
 
+def apart(answer: np.ndarray, right: np.ndarray) -> float:
+    """How far answers are from naive ones, beyond the rounding to their type."""
+    rounding = np.abs(right) * np.finfo(answer.dtype).eps / 2
+    return float((np.abs(answer.astype(np.float64) - right) - rounding).max())
+
+
 def _refuse_overlaps(parts: dict[str, range]) -> None:
     """Raises KernelError if bytes that a kernel writes belong to two tensors."""
     for name in WRITTEN:

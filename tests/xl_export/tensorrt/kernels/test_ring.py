@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.ptx import driver
-from tests.ptx.ring import NUMBERS, NaiveRing, execute_at, shipped
+from tests.ptx.ring import NUMBERS, NaiveRing, apart, execute_at, shipped
 from tests.xl_export.tensorrt.kernels.resources import resources
 from xl_export.tensorrt.kernels.compile import PROGRAMS_EACH, REGISTERS, Kernel, Type
 from xl_export.tensorrt.kernels.ready import RING_TYPES, RING_WIDTHS, ring_kernel
@@ -36,7 +36,7 @@ CASES: dict[str, tuple[dict[str, Any], list[int], int]] = {
     "wide-heads": ({"first": [35], "K": 128, "H": 1, "M": 40}, [2, 1], 3),
     "width-of-no-power-of-two": ({"first": [5], "K": 44, "H": 3}, [2], 2),
 }
-TOLERANCES = {"float32": 1e-5, "float16": 1e-3}  # of answers of these types
+TOLERANCE = 1e-5
 
 
 def launch(
@@ -77,7 +77,7 @@ def test_the_shipped_kernel_equals_the_naive_operator(
     for length in lengths:
         segment = ring.segment(length)
         answer, *written = launch(ring, kernel, segment, parts)
-        assert np.abs(answer - ring.answer(*segment)).max() <= TOLERANCES[ring.types[0]]
+        assert apart(answer, ring.answer(*segment)) <= TOLERANCE
         for found, right in zip(written, (ring.keys, ring.values), strict=True):
             np.testing.assert_array_equal(found, right)
 
@@ -87,7 +87,7 @@ def test_the_last_program_joins_the_parts(monkeypatch: pytest.MonkeyPatch) -> No
     ring = NaiveRing(first=[39], M=40)
     segment = ring.segment(1)
     answer, *_ = launch(ring, shipped(16, ring.types), segment, 3)
-    assert np.abs(answer - ring.answer(*segment)).max() <= TOLERANCES[ring.types[0]]
+    assert apart(answer, ring.answer(*segment)) <= TOLERANCE
 
 
 def test_parts_are_joined_only_when_all_are_stored() -> None:
@@ -112,7 +112,7 @@ def test_a_new_compilation_is_right_and_fits_a_gpu(widest: int, types: tuple[Typ
     segment = ring.segment(2)
     kernel = ring_kernel(widest, *types)
     answer, *_ = launch(ring, kernel, segment, 2)
-    assert np.abs(answer - ring.answer(*segment)).max() <= TOLERANCES[ring.types[0]]
+    assert apart(answer, ring.answer(*segment)) <= TOLERANCE
     found = resources(kernel)
     assert found.registers * kernel.threads * PROGRAMS_EACH <= REGISTERS
     assert found.spilled <= 16  # bytes of each thread
