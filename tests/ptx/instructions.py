@@ -193,11 +193,18 @@ def move(machine: Machine, ins: Instruction, active: np.ndarray) -> None:
         machine.write(target, machine.read(source, kind), active, machine.undefined_halves(source))
 
 
+TF32 = np.uint32(0xFFFF_E000)  # the bits of a float that a tensor core reads as a tf32
+
+
 @instruction("cvt")
 def convert(machine: Machine, ins: Instruction, active: np.ndarray) -> None:
     to, kind = ins.opcode[-2:]
     target, *sources = ins.operands
     values = [machine.read(source, kind) for source in sources]
+    if ins.opcode[1:] == ("rna", "tf32", "f32"):  # to 11 bits; halfway between two numbers away from zero
+        bits = machine.read(sources[0], "b32")
+        machine.write(target, (bits + np.uint32(1 << 12)) & TF32, active, machine.undefined_halves(sources[0]))
+        return
     if set(ins.opcode[1:-2]) - {"rn"}:
         raise NotImplementedError("another rounding than to nearest")
     if to == "f16x2":  # the first operand becomes the upper half
@@ -432,18 +439,30 @@ def store_matrix(machine: Machine, ins: Instruction, active: np.ndarray) -> None
     machine.store(machine.shared, lanes, addresses, words.reshape(-1, 4))
 
 
-def _left_matrix(machine: Machine, registers: tuple[str, ...]) -> np.ndarray:
-    """The matrix [warps, 16, 16] whose quarters are in four registers: upper left, lower left, and right."""
-    quarters = [_eight_rows(machine, register) for register in registers]
-    return np.concatenate(
-        [np.concatenate(quarters[:2], axis=1), np.concatenate(quarters[2:], axis=1)], axis=2
-    )
-
-
 def _eight_rows(machine: Machine, register: str) -> np.ndarray:
     """The matrix [warps, 8, 8] of halves in one register of each lane, as floats."""
     words = np.ascontiguousarray(machine.full(register, "b32"))
     return words.view(np.float16).reshape(-1, 8, 8).astype(np.float32)
+
+
+def _eight_rows_of_tf32(machine: Machine, register: str) -> np.ndarray:
+    """The matrix [warps, 8, 4] in one register of each lane."""
+    words = np.ascontiguousarray(machine.full(register, "b32") & TF32)
+    return words.view(np.float32).reshape(-1, 8, 4)
+
+
+def _left_matrix(
+    machine: Machine,
+    registers: tuple[str, ...],
+    eight_rows: Callable[[Machine, str], np.ndarray] = _eight_rows,
+) -> np.ndarray:
+    """The matrix whose quarters are in four registers: upper left, lower left, and right. It has 16 rows, and
+    16 columns of halves.
+    """
+    quarters = [eight_rows(machine, register) for register in registers]
+    return np.concatenate(
+        [np.concatenate(quarters[:2], axis=1), np.concatenate(quarters[2:], axis=1)], axis=2
+    )
 
 
 def _accumulate(
@@ -461,12 +480,15 @@ def _accumulate(
 
 @instruction("mma")
 def multiply_matrices(machine: Machine, ins: Instruction, active: np.ndarray) -> None:
-    assert ".".join(ins.opcode) == "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
+    eight_rows = {
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32": _eight_rows,
+        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32": _eight_rows_of_tf32,
+    }[".".join(ins.opcode)]
     machine.expect_whole(active, WARP)
     targets, left, right, sources = map(_several, ins.operands)
     # A column of the right matrix is in the lanes of one group, as a row of the left one is.
-    columns = np.concatenate([_eight_rows(machine, register) for register in right], axis=2)
-    product = _left_matrix(machine, left) @ columns.swapaxes(1, 2)
+    columns = np.concatenate([eight_rows(machine, register) for register in right], axis=2)
+    product = _left_matrix(machine, left, eight_rows) @ columns.swapaxes(1, 2)
     _accumulate(machine, targets, sources, product, active)
 
 
