@@ -12,8 +12,7 @@ import pytest
 
 from runtimes.sessions.fused_cpu import build
 from tests.cuda.stubs import STUB_DRIVER, Stubs
-from tests.ptx.ring import execute_at, types_of
-from xl_export.tensorrt.kernels.compile import Kernel
+from tests.ptx.ring import execute_at, shipped_as
 
 Sizes = tuple[int, ...]  # of a launch: its grid, threads of a block, bytes of shared memory
 
@@ -39,9 +38,11 @@ def emulated(stubs: Stubs, room: Callable[[int], int] | None = None) -> Iterator
 
     def execute(name: str, ptx: str, sizes: Sizes, arguments: list[int]) -> None:
         launches.append(sizes)
-        x, y, z, threads, shared_bytes = sizes
-        kernel = Kernel(name=name, ptx=ptx, threads=threads, shared_bytes=shared_bytes, block_t=1)
-        execute_at(kernel, (x, y, z), arguments, types=types_of(ptx), room=room)
+        types, kernel = shipped_as(ptx)
+        *grid, threads, shared_bytes = sizes
+        assert (name, threads, shared_bytes) == (kernel.name, kernel.threads, kernel.shared_bytes)
+        x, y, z = grid
+        execute_at(kernel, (x, y, z), arguments, types=types, room=room)
 
     stubs.execute_with(execute)
     yield launches

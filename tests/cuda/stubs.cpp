@@ -26,6 +26,7 @@ void* product_stream = nullptr;              // of cuBLAS
 void* pushed_stream = nullptr;               // of the kernel that is launched next
 int math_mode = 0;
 int multiprocessors = 108;
+int compute_capability = 80;
 std::map<uintptr_t, size_t> allocations;        // bytes, by address
 std::vector<std::function<void()>> unfinished;  // work of the default stream, for which a session does not wait
 
@@ -231,8 +232,8 @@ int attribute(int number) {
     case 10: return 32;       // threads of a warp
     case 16: return multiprocessors;
     case 39: return 2048;     // threads per multiprocessor
-    case 75: return 8;        // compute capability
-    case 76: return 0;
+    case 75: return compute_capability / 10;
+    case 76: return compute_capability % 10;
     case 81: return 167936;   // shared memory per multiprocessor
     case 97: return 166912;   // the most shared memory per block
     default: return 1;
@@ -251,6 +252,7 @@ void cuda_forget() {
 
 void cuda_execute_with(Executor chosen) { executor = chosen; }
 void cuda_set_multiprocessors(int count) { multiprocessors = count; }
+void cuda_set_compute_capability(int number) { compute_capability = number; }
 size_t cuda_room(const void* address) { return room(address); }
 
 // The driver.

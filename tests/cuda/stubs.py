@@ -88,6 +88,10 @@ class Stubs:
         """Of the GPU; 108 until then."""
         self._library.cuda_set_multiprocessors(count)
 
+    def set_compute_capability(self, number: int) -> None:
+        """Of the GPU, 75 for 7.5; 80 until then."""
+        self._library.cuda_set_compute_capability(number)
+
     def room(self, address: int) -> int:
         """Bytes from an address to the end of the allocation that holds it; 0 if there is none."""
         return int(self._library.cuda_room(address))

@@ -18,7 +18,7 @@ from runtimes.sessions.ort_gpu.session import ON_OUR_STREAM
 from runtimes.sessions.ort_gpu.stream import Stream
 from tests.cuda.node import Sizes, emulated, library_for_cpu
 from tests.cuda.stubs import Stubs, built_driver, load_all
-from tests.ptx.ring import NaiveRing, Types, apart
+from tests.ptx.ring import NaiveRing, Types, apart, tolerance
 from xl_export.graph.fused_cpu import DOMAIN
 
 PROVIDER = "CUDAExecutionProvider"
@@ -26,7 +26,7 @@ ON_CUDA = PROVIDER in ort.get_available_providers()
 DEVICE = "cuda" if ON_CUDA else "cpu"
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 MULTIPROCESSORS = 2
-TOLERANCE = 1e-5
+HALVES: dict[str, Any] = {"types": ("float16", "float16"), "gap": 8}
 CASES: dict[str, tuple[dict[str, Any], list[int]]] = {
     "beginning-then-wrapping": ({"first": [0], "M": 4}, [3, 1, 1, 2, 3, 1]),
     "several-rows": ({"first": [0, 1000], "spare": 9}, [9, 1, 1]),
@@ -36,6 +36,10 @@ CASES: dict[str, tuple[dict[str, Any], list[int]]] = {
     "ring-of-halves": ({"first": [35], "types": ("float32", "float16"), "M": 40}, [3, 1, 1]),
     "halves": ({"first": [35, 2], "types": ("float16", "float16"), "M": 40, "initial": True}, [3, 1, 1]),
     "wide-heads": ({"first": [35], "K": 128, "H": 1, "M": 40}, [2, 1]),
+    "segments-in-tiles": ({"first": [3], "spare": 40, "BIAS_R": 50, "initial": True}, [35, 1, 5]),
+    "segments-of-halves-in-tiles": (HALVES | {"first": [-3, 90], "M": 44, "spare": 70, "N": 5}, [66, 1, 9]),
+    "tiles-at-all-places": ({"first": [1000], "M": 150, "spare": 9}, [9]),
+    "tiles-of-halves-at-all-places": (HALVES | {"first": [1000], "M": 150, "spare": 9}, [9]),
     "as-many-programs-as-places": ({"first": [39], "H": 4, "M": 40, "packed": True}, [1]),
 }
 
@@ -51,6 +55,7 @@ def stubs() -> Iterator[Stubs]:
     loaded.set_multiprocessors(MULTIPROCESSORS)
     yield loaded
     loaded.set_multiprocessors(108)
+    loaded.set_compute_capability(80)
 
 
 @pytest.fixture
@@ -163,11 +168,23 @@ def test_the_node_equals_the_naive_operator(
         stubs.forget()
         node.run(io)
         stubs.raise_errors()
-        assert [(event.kind, event.name) for event in stubs.events()] == [("kernel", "ring_attention")]
-        assert apart(arrays["answers"], ring.answer(*segment)) <= TOLERANCE
+        (event,) = stubs.events()
+        assert apart(arrays["answers"], ring.answer(*segment)) <= tolerance(ring.types, event.name)
         for found, right in zip(node.past, (ring.keys, ring.values), strict=True):
             np.testing.assert_array_equal(found, right)
     assert len(launches) == len(lengths)
+
+
+def launched(ring: NaiveRing, length: int, library: Path, stubs: Stubs) -> tuple[str, list[int]]:
+    """The kernel and the grid of a step on a GPU of 132 multiprocessors, such as an H100."""
+    stubs.set_multiprocessors(132)
+    node = Node(ring, library, stubs)
+    launches: list[tuple[str, list[int]]] = []
+    stubs.execute_with(lambda name, ptx, sizes, arguments: launches.append((name, list(sizes[:3]))))
+    node.run(node.bind(*ring.segment(length), node.past)[0])
+    stubs.execute_nothing()
+    (launch,) = launches
+    return launch
 
 
 @pytest.mark.parametrize(
@@ -178,22 +195,68 @@ def test_the_node_equals_the_naive_operator(
         (3, 1, 17),
         (8, 1, 8),  # 512 programs; 9 parts would need a second wave
         (64, 1, 1),
-        (1, 128, 1),
+        (1, 2, 26),  # tiles would read two thirds
+        (8, 2, 4),
     ],
 )
-def test_keys_are_divided_among_the_programs_that_run_at_once(
-    batch: int, length: int, parts: int, library: Path, stubs: Stubs
+@pytest.mark.parametrize("types", [("float32", "float32"), ("float16", "float16")], ids=str)
+def test_keys_of_tokens_are_divided_among_the_programs_that_run_at_once(
+    types: Types, batch: int, length: int, parts: int, library: Path, stubs: Stubs
 ) -> None:
-    """On an H100, which has places for 528 programs, with a memory of 1,600 tokens."""
-    stubs.set_multiprocessors(132)
-    ring = NaiveRing(first=[0] * batch, M=1600, H=8, K=4, spare=length)
-    node = Node(ring, library, stubs)
-    launches: list[Sizes] = []
-    stubs.execute_with(lambda name, ptx, sizes, arguments: launches.append(sizes))
-    node.run(node.bind(*ring.segment(length), node.past)[0])
-    stubs.execute_nothing()
-    ((*grid, _, _),) = launches
-    assert grid == [8 * batch, length, parts]
+    """There are places for 528 programs. The memory has 1,600 tokens."""
+    ring = NaiveRing(first=[0] * batch, M=1600, H=8, K=8, spare=length, types=types, gap=8)
+    name, grid = launched(ring, length, library, stubs)
+    assert (name, grid) == ("ring_attention", [8 * batch, length, parts])
+
+
+@pytest.mark.parametrize(
+    ("types", "batch", "length", "tiles", "parts"),
+    [
+        # 64 queries and 32 keys in a tile, and places for 264 programs.
+        ("float16", 1, 4, 1, 26),
+        ("float16", 1, 16, 1, 26),  # two tiles of keys each, for 208 programs
+        ("float16", 1, 128, 2, 8),  # seven tiles each, since a part has at least 192 keys
+        ("float16", 8, 128, 2, 2),  # 256 programs
+        ("float16", 32, 128, 2, 1),
+        # 32 queries and 16 keys, and places for 528.
+        ("float32", 1, 4, 1, 51),
+        ("float32", 1, 16, 1, 26),
+        ("float32", 1, 128, 4, 15),  # 480 programs
+        ("float32", 8, 128, 4, 2),  # 512 programs
+        ("float32", 32, 128, 4, 1),
+    ],
+)
+def test_keys_of_segments_are_divided_among_the_programs_that_run_at_once(
+    types: str, batch: int, length: int, tiles: int, parts: int, library: Path, stubs: Stubs
+) -> None:
+    sizes: dict[str, Any] = {"M": 1600, "H": 8, "K": 8, "spare": length, "gap": 8}
+    ring = NaiveRing(first=[0] * batch, types=(types, types), **sizes)
+    name, grid = launched(ring, length, library, stubs)
+    assert (name, grid) == ("ring_segment_attention", [8 * batch, tiles, parts])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "capability", "in_tiles"),
+    [
+        ({}, 80, True),
+        ({}, 75, False),  # it has other tensor cores
+        ({"types": ("float32", "float16")}, 80, False),
+        ({"K": 64}, 80, True),
+        ({"K": 68}, 80, False),  # tiles of wide heads in floats do not fit into registers
+        (HALVES | {"K": 128}, 80, True),
+        (HALVES | {"K": 12}, 80, False),  # loads of 16 bytes are not possible
+        (HALVES | {"gap": 4}, 80, False),
+        ({"M": 20}, 80, False),  # each of 128 queries has a multiprocessor of its own, which reads one tile
+    ],
+    ids=str,
+)
+def test_segments_are_in_tiles_if_a_kernel_fits_and_reads_less(
+    sizes: dict[str, Any], capability: int, in_tiles: bool, library: Path, stubs: Stubs
+) -> None:
+    stubs.set_compute_capability(capability)
+    ring = NaiveRing(**{"first": [0], "M": 800, "spare": 64} | sizes)
+    name, _ = launched(ring, 64, library, stubs)
+    assert (name == "ring_segment_attention") == in_tiles
 
 
 @pytest.mark.skipif(not ON_CUDA, reason="needs onnxruntime-gpu, which computes on the stream")
@@ -212,7 +275,7 @@ def test_a_captured_step_is_right_when_it_is_launched(
             arrays[name][:] = array
         launch()
         stubs.raise_errors()
-        assert apart(arrays["answers"], ring.answer(query, context)) <= TOLERANCE
+        assert apart(arrays["answers"], ring.answer(query, context)) <= tolerance(ring.types)
         query, context = ring.segment(1)
     assert len(launches) == 4
 
@@ -229,7 +292,7 @@ def test_a_ring_that_is_not_bound_in_place_is_copied(
     io, arrays = node.bind(*segment, present)
     node.run(io)
     stubs.raise_errors()
-    assert apart(arrays["answers"], ring.answer(*segment)) <= TOLERANCE
+    assert apart(arrays["answers"], ring.answer(*segment)) <= tolerance(ring.types)
     for found, right in zip(present, (ring.keys, ring.values), strict=True):
         np.testing.assert_array_equal(found, right)
     for found, right in zip(node.past, before, strict=True):

@@ -202,8 +202,8 @@ def convert(machine: Machine, ins: Instruction, active: np.ndarray) -> None:
     target, *sources = ins.operands
     values = [machine.read(source, kind) for source in sources]
     if ins.opcode[1:] == ("rna", "tf32", "f32"):  # to 11 bits; halfway between two numbers away from zero
-        bits = machine.read(sources[0], "b32")
-        machine.write(target, (bits + np.uint32(1 << 12)) & TF32, active, machine.undefined_halves(sources[0]))
+        bits = machine.read(sources[0], "b32") + np.uint32(1 << 12)
+        machine.write(target, bits & TF32, active, machine.undefined_halves(sources[0]))
         return
     if set(ins.opcode[1:-2]) - {"rn"}:
         raise NotImplementedError("another rounding than to nearest")

@@ -20,6 +20,9 @@
 //          1 keys       [B, h, S, K]  the ring with the new tokens, bound to the same buffer as input 2
 //          2 values     [B, h, S, K]  the same for input 3
 // attributes: heads, head_dim, mem_len, nearest, full, query_at, key_at, value_at. K and the columns are multiples of 4.
+//
+// A node has a kernel for single tokens, in which each query reads all keys by itself, and often one that computes tiles
+// of queries on tensor cores; each step takes the one that reads less.
 #pragma once
 
 #include <dlfcn.h>
@@ -68,7 +71,7 @@ class CudaDriver {
       } catch (const std::exception& error) {
         throw std::runtime_error(error.what() + std::string("; attention as one node needs compute capability 7.5 and CUDA 12"));
       }
-      call("cuModuleGetFunction", &found, module, "ring_attention");
+      call("cuModuleGetFunction", &found, module, kernel.name);
     }
     return found;
   }
@@ -82,15 +85,19 @@ class CudaDriver {
     return address;
   }
 
-  int multiprocessors() {
-    constexpr int MULTIPROCESSOR_COUNT = 16;
-    int device = 0, count = 0;
-    call("cuCtxGetDevice", &device);
-    call("cuDeviceGetAttribute", &count, MULTIPROCESSOR_COUNT, device);
-    return count;
-  }
+  int multiprocessors() { return attribute(16); }
+
+  /// 80 for 8.0.
+  int compute_capability() { return 10 * attribute(75) + attribute(76); }
 
  private:
+  int attribute(int number) {
+    int device = 0, value = 0;
+    call("cuCtxGetDevice", &device);
+    call("cuDeviceGetAttribute", &value, number, device);
+    return value;
+  }
+
   CudaDriver() : library_(dlopen("libcuda.so.1", RTLD_NOW)) {
     if (!library_) throw std::runtime_error("NVIDIA's driver libcuda.so.1 cannot be loaded");
   }
@@ -117,19 +124,29 @@ class CudaAttention : public Node {
       attributes_[at++] = static_cast<int>(value);
     }
     expect(heads() > 0 && head_dim() > 0);
-    for (int column : {head_dim(), query_at(), key_at(), value_at()}) expect(column % 4 == 0);
-    for (const RingKernel& kernel : RING_KERNELS)
-      if (!kernel_ && kernel.halves == !IN_FLOATS<Value> && kernel.ring_halves == !IN_FLOATS<Stored> &&
-          head_dim() <= kernel.widest)
-        kernel_ = &kernel;
-    expect(kernel_);
-    function_ = driver_.function(*kernel_);
-    places_ = PROGRAMS_EACH * driver_.multiprocessors();
-    // If keys are divided, there is a place for every program. Each leaves an answer and its level; a counter of
-    // each query is back at 0 afterwards.
-    scratch_ = driver_.zeros(places_ * (head_dim() + 2));
-    levels_ = scratch_ + 4 * places_ * head_dim();
-    counters_ = levels_ + 4 * places_;
+    const int columns[] = {head_dim(), query_at(), key_at(), value_at()};
+    const auto multiples_of = [&](int multiple) {
+      return std::all_of(std::begin(columns), std::end(columns), [=](int column) { return column % multiple == 0; });
+    };
+    expect(multiples_of(4));
+    multiprocessors_ = driver_.multiprocessors();
+    const int capability = driver_.compute_capability();
+    int64_t most_places = 0, most_queries = 0;
+    for (const RingKernel& kernel : RING_KERNELS) {
+      Tactic& tactic = kernel.block_t == 1 ? tokens_ : segments_;
+      if (tactic.kernel || kernel.halves == IN_FLOATS<Value> || kernel.ring_halves == IN_FLOATS<Stored> ||
+          head_dim() > kernel.widest || kernel.oldest > capability || !multiples_of(kernel.multiple))
+        continue;
+      tactic = {&kernel, driver_.function(kernel), int64_t{kernel.programs} * multiprocessors_};
+      most_places = std::max(most_places, tactic.places);
+      most_queries = std::max(most_queries, tactic.places * kernel.block_t);
+    }
+    expect(tokens_.kernel);
+    // If keys are divided, there is a place for every program. Each leaves its queries' answers and their levels; a
+    // counter of each tile of queries is back at 0 afterwards.
+    scratch_ = driver_.zeros(most_queries * (head_dim() + 1) + most_places);
+    levels_ = scratch_ + 4 * most_queries * head_dim();
+    counters_ = levels_ + 4 * most_queries;
   }
 
   ~CudaAttention() {
@@ -179,11 +196,9 @@ class CudaAttention : public Node {
         driver_.call("cuMemcpyDtoDAsync_v2", address(ring[side]), address(past.data),
                      static_cast<size_t>(batch * heads() * slots * width) * sizeof(Stored), stream);
     }
-    const int64_t queries = batch * heads() * length, tiles = (mem_len() + length - 1) / kernel_->block_j + 1;
-    // As many parts as run at once, rounded down, since a few programs more would wait for all others. No part is
-    // empty: each has this many tiles, except the last one.
-    const int64_t each = (tiles - 1) / std::clamp<int64_t>(places_ / queries, 1, tiles) + 1;
-    const int64_t parts = (tiles - 1) / each + 1;
+    const Tactic& tactic = chosen(batch * heads(), length, query.sizes[2], fresh.sizes[2]);
+    const RingKernel& kernel = *tactic.kernel;
+    const Division division = divided(tactic, batch * heads(), length);
 
     // In the order of the kernel's parameters.
     CudaDriver::Address tensors[] = {
@@ -195,19 +210,59 @@ class CudaAttention : public Node {
     int numbers[] = {
         heads(),    head_dim(),           int(slots), int(mem_len()), int(table.sizes[1]), int(bias.sizes[2]), int(vectors), int(query.sizes[2]),
         query_at(), int(fresh.sizes[2]),  key_at(),   value_at(),     full(),              nearest(),          !initial_key.data,
+        int(length),
     };
     void* arguments[std::size(tensors) + std::size(numbers)];
     size_t at = 0;
     for (CudaDriver::Address& tensor : tensors) arguments[at++] = &tensor;
     for (int& number : numbers) arguments[at++] = &number;
-    driver_.call("cuLaunchKernel", function_, unsigned(batch * heads()), unsigned(length), unsigned(parts),
-                 unsigned(kernel_->threads), 1u, 1u, unsigned(kernel_->shared_bytes), stream,
+    driver_.call("cuLaunchKernel", tactic.function, unsigned(batch * heads()), unsigned(division.tiles_of_queries),
+                 unsigned(division.parts), unsigned(kernel.threads), 1u, 1u, unsigned(kernel.shared_bytes), stream,
                  static_cast<void**>(arguments), static_cast<void**>(nullptr));
   }
 
  private:
-  static constexpr int PROGRAMS_EACH = 4;  // for every multiprocessor
   static constexpr int64_t MOST_IN_A_GRID = 65535;
+
+  // Keys that a part has at least for each of its queries. Its partial answers, which are written in floats and read
+  // again, are then less than half as many bytes as its keys, values and rows of the table.
+  static constexpr int64_t KEYS_FOR_A_QUERY = 3;
+  // How many times fewer bytes a segment's kernel must read than the one for tokens: it begins with more steps that wait
+  // for each other, and a part of the rows of its tiles may be empty.
+  static constexpr int64_t GAIN = 2;
+
+  struct Tactic {
+    const RingKernel* kernel = nullptr;
+    void* function = nullptr;
+    int64_t places = 0;  // of programs that run at once
+  };
+
+  struct Division {
+    int64_t tiles_of_queries, parts;  // of each row and head
+    int64_t vectors;                  // that the busiest multiprocessor reads
+  };
+
+  /// How a step's work is divided among programs. As many parts of the keys as run at once, rounded down, since a few
+  /// programs more would wait for all others. All but the last have the same number of tiles, so none is empty.
+  Division divided(const Tactic& tactic, int64_t rows, int64_t length) const {
+    const int64_t block_t = tactic.kernel->block_t, block_j = tactic.kernel->block_j, queries = std::min(length, block_t);
+    const int64_t tiles_of_queries = (length - 1) / block_t + 1, programs = rows * tiles_of_queries;
+    const int64_t tiles = (mem_len() + (full() ? length : queries) - 1) / block_j + 1;
+    const int64_t least = std::max<int64_t>(KEYS_FOR_A_QUERY * queries / block_j, 1);
+    const int64_t most = std::clamp<int64_t>(tactic.places / programs, 1, std::max<int64_t>(tiles / least, 1));
+    const int64_t each = (tiles - 1) / most + 1, parts = (tiles - 1) / each + 1;
+    // Key, value and row of the table for each key; the rows for the distances before the first key; partial answers,
+    // counted as halves.
+    const int64_t vectors = 3 * each * block_j + block_t + (parts > 1 ? 4 * queries : 0);
+    return {tiles_of_queries, parts, ((programs * parts - 1) / multiprocessors_ + 1) * vectors};
+  }
+
+  const Tactic& chosen(int64_t rows, int64_t length, int64_t query_pitch, int64_t context_pitch) const {
+    if (!segments_.kernel || query_pitch % segments_.kernel->multiple || context_pitch % segments_.kernel->multiple)
+      return tokens_;
+    const bool less = GAIN * divided(segments_, rows, length).vectors <= divided(tokens_, rows, length).vectors;
+    return less ? segments_ : tokens_;
+  }
 
   static CudaDriver::Address address(const void* data) { return reinterpret_cast<CudaDriver::Address>(data); }
 
@@ -222,9 +277,8 @@ class CudaAttention : public Node {
 
   CudaDriver& driver_;
   int attributes_[8];
-  const RingKernel* kernel_ = nullptr;
-  void* function_ = nullptr;
-  int64_t places_ = 0;  // of programs that run at once
+  int64_t multiprocessors_ = 0;
+  Tactic tokens_, segments_;
   CudaDriver::Address scratch_ = 0, levels_ = 0, counters_ = 0;
 };
 

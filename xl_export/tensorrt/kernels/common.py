@@ -64,15 +64,15 @@ def visible_columns(
     position,
     M,
     columns,
-    FULL_MASK: tl.constexpr,
-    NEAREST: tl.constexpr,
-    INITIAL_MASKED: tl.constexpr,
+    FULL_MASK,
+    NEAREST,
+    INITIAL_MASKED,
 ):
     """The columns [start, stop) that hold every key visible to any of `count` queries from t0 on.
 
     position: the stream position of the first of these queries. columns: how many there are.
     """
-    start = 0 if FULL_MASK else t0
+    start = t0 * (1 - FULL_MASK)
     # the first key visible to query i is in column M + i - max(position of i, 0), or later
     if INITIAL_MASKED:
         start = tl.maximum(start, M + tl.minimum(t0 - position, t0))
@@ -80,19 +80,19 @@ def visible_columns(
 
 
 @triton.jit
-def farthest(position, t, M, FULL_MASK: tl.constexpr, INITIAL_MASKED: tl.constexpr):
+def farthest(position, t, M, FULL_MASK, INITIAL_MASKED):
     """The largest distance that is visible to the query at index t of its segment.
 
     With NEAREST as the smallest one this is `MemoryRule.visible`. Columns beyond the last key have a negative
     distance, so they are not visible.
     """
-    distance = M + t if FULL_MASK else M + t * 0
+    distance = M + t * FULL_MASK
     if INITIAL_MASKED:
         distance = tl.minimum(distance, tl.maximum(position, 0))
     return distance
 
 
 @triton.jit
-def clip(d, rows: tl.constexpr):
+def clip(d, rows):
     """The row of a table for distances d; all larger distances use the last row."""
     return tl.minimum(tl.maximum(d, 0), rows - 1)

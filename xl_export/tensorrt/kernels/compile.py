@@ -35,7 +35,7 @@ KEYS = 64  # of one tile when the tiles of keys are counted
 LEAST_TILES = 4
 Type = Literal["float16", "float32"]
 _POINTERS = {"float16": "*fp16", "float32": "*fp32"}
-# Multiples of 4, so that four floats are loaded at once.
+# Multiples of 4, so that four floats are loaded at once; of `ring_segment_attention` multiples of 16 bytes.
 _ALIGNED = ("K", "query_pitch", "query_at", "context_pitch", "key_at", "value_at")
 _TYPES = (
     {"first": "*i32", "slot": "*i32", "counters": "*i32", "positions": "*i64"}
@@ -51,7 +51,9 @@ class Tactic:
     (block_j).
     """
 
-    kernel: Literal["segment_attention", "token_attention", "join_parts", "ring_attention"]
+    kernel: Literal[
+        "segment_attention", "token_attention", "join_parts", "ring_attention", "ring_segment_attention"
+    ]
     block_t: int
     block_j: int
     warps: int
@@ -251,9 +253,8 @@ def compile_kernel(
             f"one of {known}; build with --attention native."
         )
     function = kernel_function(tactic.kernel)
-    signature, divisors = _signature(
-        function.arg_names, fixed, _POINTERS[dtype], _POINTERS[ring_dtype or dtype]
-    )
+    pointers = _POINTERS[dtype], _POINTERS[ring_dtype or dtype]
+    signature, divisors = _signature(function.arg_names, fixed, *pointers, aligned(tactic, dtype))
     source = ASTSource(
         fn=function,
         signature=signature,
@@ -283,8 +284,13 @@ def compile_kernel(
     )
 
 
+def aligned(tactic: Tactic, dtype: Type) -> int:
+    """What the head width and the columns are multiples of in a kernel of the node for `cuda`."""
+    return 8 if tactic.kernel == "ring_segment_attention" and dtype == "float16" else 4
+
+
 def _signature(
-    names: list[str], fixed: dict[str, int | None], pointer: str, ring: str
+    names: list[str], fixed: dict[str, int | None], pointer: str, ring: str, multiple: int
 ) -> tuple[dict[str, str], dict[int, int]]:
     """The types of a kernel's arguments, and what pointers and some numbers are multiples of, by index.
 
@@ -295,7 +301,7 @@ def _signature(
     signature = {name: types.get(name, pointer) for name in names}
     divisors = {at: 16 for at, kind in enumerate(signature.values()) if kind.startswith("*")}
     if "ring_keys" in signature:
-        divisors |= {names.index(name): 4 for name in _ALIGNED}
+        divisors |= {names.index(name): multiple for name in _ALIGNED}
     return signature, divisors
 
 

@@ -12,6 +12,7 @@ import hashlib
 import itertools
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,17 @@ from typing import Any
 from runtimes.base.files import read_json, write_json
 from runtimes.base.records import json_text
 from xl_export.tensorrt.kernels.cases import CASES, Case
-from xl_export.tensorrt.kernels.compile import JOINS, Kernel, Tactic, Type, compile_kernel, tactics
+from xl_export.tensorrt.kernels.compile import (
+    JOINS,
+    PROGRAMS_EACH,
+    REGISTERS,
+    Kernel,
+    Tactic,
+    Type,
+    aligned,
+    compile_kernel,
+    tactics,
+)
 from xl_export.tensorrt.kernels.driver import compile_pair
 
 FILE = Path(__file__).with_name("ready.json")
@@ -28,7 +39,7 @@ RING_FILE = Path(__file__).parents[3] / "runtimes" / "sessions" / "ort_gpu" / "k
 # What the kernels are compiled from. Only a nightly test notices that `compile.py` compiles them otherwise.
 SOURCES = ("common", "segment", "skew", "token", "join", "ring")
 ORIGIN = "compiled from"  # the entry of FILE with the hash, and the release of Triton
-# The widest heads of a kernel, and its lanes.
+# The widest heads of a kernel `ring_attention`, and its lanes.
 RING_WIDTHS = {64: 32, 128: 16}
 # Of the tensors, and of the ring.
 RING_TYPES: tuple[tuple[Type, Type], ...] = (
@@ -66,36 +77,83 @@ def origin() -> str:
     return f"{hash_of_sources()}, Triton {version('triton')}"
 
 
-def ring_kernel(widest: int, dtype: Type, ring_dtype: Type) -> Kernel:
-    """The kernel of the node for `cuda`, for heads of at most this width, and for these types."""
+@dataclass(frozen=True, kw_only=True)
+class RingTactic:
+    """A kernel of the node for `cuda`: its tiles, its widest heads, the types of its tensors and of its ring,
+    and the oldest compute capability that runs it.
+    """
+
+    tactic: Tactic
+    widest: int
+    types: tuple[Type, Type]
+    oldest: int
+
+    @property
+    def programs(self) -> int:
+        """How many programs a multiprocessor's registers hold."""
+        threads = 32 * self.tactic.warps
+        return PROGRAMS_EACH if self.tactic.block_t == 1 else REGISTERS // (256 * threads)
+
+    def compiled(self) -> Kernel:
+        tiles = {"BLOCK_J": self.tactic.block_j, "BLOCK_K": self.widest}
+        fixed: dict[str, int | None] = dict(tiles)
+        if self.tactic.block_t > 1:
+            fixed["BLOCK_T"] = self.tactic.block_t
+        dtype, ring_dtype = self.types
+        capability = self.oldest
+        return compile_kernel(
+            self.tactic, fixed, compute_capability=capability, dtype=dtype, ring_dtype=ring_dtype
+        )
+
+
+def _tokens(widest: int, types: tuple[Type, Type]) -> RingTactic:
     lanes = RING_WIDTHS[widest]
     tactic = Tactic(kernel="ring_attention", block_t=1, block_j=lanes, warps=4, stages=1)
-    fixed: dict[str, int | None] = {"BLOCK_J": lanes, "BLOCK_K": widest}
-    return compile_kernel(tactic, fixed, compute_capability=75, dtype=dtype, ring_dtype=ring_dtype)
+    return RingTactic(tactic=tactic, widest=widest, types=types, oldest=75)
+
+
+def _segments(widest: int, dtype: Type, block_t: int, block_j: int) -> RingTactic:
+    warps = block_t // 16
+    tactic = Tactic(kernel="ring_segment_attention", block_t=block_t, block_j=block_j, warps=warps, stages=2)
+    return RingTactic(tactic=tactic, widest=widest, types=(dtype, dtype), oldest=80)
+
+
+# Narrower heads come first. Segments in tiles are of the largest tiles without spills in the loop over keys:
+# none are of wide heads in float32, nor of floats over a ring of halves.
+RING_TACTICS = (
+    *(_tokens(widest, types) for widest, types in itertools.product(RING_WIDTHS, RING_TYPES)),
+    _segments(64, "float16", 64, 32),
+    _segments(128, "float16", 64, 32),
+    _segments(64, "float32", 32, 16),
+)
 
 
 def ring_source() -> str:
     """The C++ header with the kernels of the node."""
     entries = []
-    for widest, types in itertools.product(RING_WIDTHS, RING_TYPES):
-        kernel = ring_kernel(widest, *types)
-        halves = [int(dtype == "float16") for dtype in types]
-        numbers = [widest, *halves, RING_WIDTHS[widest], kernel.threads, kernel.shared_bytes]
+    for each in RING_TACTICS:
+        kernel = each.compiled()
+        halves = [int(dtype == "float16") for dtype in each.types]
+        numbers = [each.widest, *halves, aligned(each.tactic, each.types[0]), each.oldest]
+        numbers += [kernel.block_t, each.tactic.block_j, each.programs, kernel.threads, kernel.shared_bytes]
         lines = [line.strip() for line in re.sub("//.*", "", kernel.ptx).splitlines()]
         text = "\n".join(filter(None, lines))
-        entries.append(f"    {{{', '.join(map(str, numbers))}, {json_text(text)}}},\n")
+        entries.append(f'    {{"{kernel.name}", {", ".join(map(str, numbers))}, {json_text(text)}}},\n')
     return f"// {ORIGIN}: {origin()}\n{_HEADER}" + "".join(entries) + "};\n"
 
 
 _HEADER = """// Written by `python -m xl_export.tensorrt.kernels.ready`.
 #pragma once
 
-/// A kernel `ring_attention`. widest: of its heads. halves, ring_halves: whether its tensors, and the ring,
-/// are of halves. block_j: keys that are read together.
+/// A kernel of the node. widest: of its heads. halves, ring_halves: whether its tensors, and the ring, are of
+/// halves. multiple: what the head width and the columns are multiples of. oldest: compute capability, 80 for
+/// 8.0. block_t, block_j: queries and keys that a program reads together. programs: that run at once on a
+/// multiprocessor.
 struct RingKernel {
+  const char* name;
   int widest;
   bool halves, ring_halves;
-  int block_j, threads, shared_bytes;
+  int multiple, oldest, block_t, block_j, programs, threads, shared_bytes;
   const char* ptx;
 };
 

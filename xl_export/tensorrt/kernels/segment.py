@@ -16,7 +16,7 @@ The parameters of the first two kernels are the operator's inputs in order, T an
 part, both float32, in rows (part · B · H + row) · T + t. `mixed` [K] holds the values under the part's own
 softmax. `level` is the logarithm (base 2) of the sum of that softmax, and -inf where no key was visible.
 Everything else is fixed when a kernel is compiled (`compile.py`). That includes `slot`, which is None without
-a ring.
+a ring. `attend`, the work of a segment's program, is also in the node for `cuda`, which fixes no size.
 """
 
 # ruff: noqa: RUF005 (Triton's language has no starred expressions)
@@ -38,6 +38,10 @@ from xl_export.tensorrt.kernels.common import (
     visible_columns,
 )
 from xl_export.tensorrt.kernels.skew import skewed
+
+# Of products of float32 on tensor cores, which round factors to 11 bits: three products of two parts of each
+# factor are almost as precise as one in float32. It changes nothing for halves.
+PRECISION = tl.constexpr("tf32x3")
 
 
 @triton.jit
@@ -88,9 +92,7 @@ def segment_attention(
     t0 = tl.program_id(1) * BLOCK_T
     M = J - T if slot is None else MEM_LEN
     columns = J if slot is None else M + T
-    oldest = None if slot is None else tl.load(slot + row // H) - M
     i = tl.arange(0, BLOCK_T)
-    j = tl.arange(0, BLOCK_J)
     k = tl.arange(0, BLOCK_K)
     in_segment = ((t0 + i) < T)[:, None] & (k < K)
     # int64: a large batch with a long memory has more elements than an int32 counts.
@@ -99,13 +101,72 @@ def segment_attention(
     value += row.to(tl.int64) * J * K
     table = position_table + TABLE_PER_HEAD * h * R * K
     bias = bias_table + BIAS_PER_HEAD * h * BIAS_R
-    position = tl.load(first + row // H) + t0  # of the tile's first query
 
     # The biases u and v are added once; the plain query meets the persistent keys.
     plain = tl.load(query + (t0 + i)[:, None] * K + k, mask=in_segment, other=0.0)
     content = plain + tl.load(u + h * K + k, mask=k < K, other=0.0)[None, :]
     positional = plain + tl.load(v + h * K + k, mask=k < K, other=0.0)[None, :]
 
+    highest, total, mixed = attend(
+        (plain, content, positional),
+        (key, value, None if slot is None else tl.load(slot + row // H) - M, J),
+        None,
+        (table, R, bias, BIAS_R),
+        (persistent_key + h * N * K, persistent_value + h * N * K, PERSISTENT),
+        tl.load(first + row // H) + t0,
+        t0,
+        M,
+        columns,
+        K,
+        (FULL_MASK, NEAREST, INITIAL_MASKED),
+        BLOCK_J,
+    )
+    at = first_row(row, T) + t0 + i
+    store_answers(mixed_out + at[:, None] * K, mixed, total, (t0 + i) < T, K)
+    tl.store(level + at, level_of(highest, total), mask=(t0 + i) < T)
+
+
+@triton.jit
+def attend(
+    queries,
+    memory,
+    fresh,
+    by_distance,
+    own,
+    position,
+    t0,
+    M,
+    columns,
+    K,
+    rule,
+    BLOCK_J: tl.constexpr,
+):
+    """The highest score, the sum and the values of the softmax of a tile of queries over this program's
+    part of the keys. The values are in pieces of columns, and not divided by the sum yet.
+
+    Engines compile sizes and rule in; the node for `cuda` (`ring.py`) has them as arguments. All arguments:
+
+    - queries: plain, with the bias u, and with the bias v, each [BLOCK_T, BLOCK_K]
+    - memory: keys, values, the slot of column 0 as for `place_of`, and the number of slots
+    - fresh: None if the memory has the segment's keys too. Else the segment's keys and values, how far one
+      token's are from the next one's, the key and value of every token before the text, the first column that
+      may be loaded, and the first column of the text if those before it have that key and value
+    - by_distance: the position table, its rows, the biases and how many there are
+    - own: persistent keys and values, and how many there are
+    - position: of the first query, which is at index t0 of its segment; both are of int32
+    - M, columns, K: tokens remembered; these and the tokens of the segment; head width
+    - rule: the full mask, the smallest visible distance, whether nothing is visible from before the text
+    """
+    plain, content, positional = queries
+    key, value, oldest, J = memory
+    table, R, bias, BIAS_R = by_distance
+    own_key, own_value, N = own
+    FULL_MASK, NEAREST, INITIAL_MASKED = rule
+    BLOCK_T: tl.constexpr = plain.shape[0]
+    BLOCK_K: tl.constexpr = plain.shape[1]
+    i = tl.arange(0, BLOCK_T)
+    j = tl.arange(0, BLOCK_J)
+    k = tl.arange(0, BLOCK_K)
     highest = tl.full([BLOCK_T], LOWEST, tl.float32)
     total = tl.zeros([BLOCK_T], tl.float32)
     # In pieces no wider than BLOCK_T: the compiler would divide a product with more columns than rows among
@@ -113,16 +174,14 @@ def segment_attention(
     PIECES: tl.constexpr = 2 if BLOCK_K > BLOCK_T and BLOCK_T > 16 else 1
     WIDTH: tl.constexpr = BLOCK_K // PIECES
     mixed = (tl.zeros([BLOCK_T, WIDTH], tl.float32),) * PIECES
-    c = tl.arange(0, WIDTH)
-    if PERSISTENT > 0:
-        start, stop = part_of(0, PERSISTENT, BLOCK_J)
+    if N > 0:
+        start, stop = part_of(0, N, BLOCK_J)
         for n0 in range(start, stop, BLOCK_J):
             n = n0 + j
-            in_range = (n < PERSISTENT)[:, None] & (k < K)
-            keys = tl.load(persistent_key + (h * N + n)[:, None] * K + k, mask=in_range, other=0.0)
-            values = _pieces(persistent_value + (h * N + n)[:, None] * K, n < PERSISTENT, K, WIDTH, PIECES)
-            scores = tl.dot(plain, tl.trans(keys), input_precision="ieee")
-            scores = tl.where((n < PERSISTENT)[None, :], scores, float("-inf"))
+            keys = tl.load(own_key + n[:, None] * K + k, mask=(n < N)[:, None] & (k < K), other=0.0)
+            values = _pieces(own_value + n[:, None] * K, n < N, K, WIDTH, PIECES)
+            scores = tl.dot(plain, tl.trans(keys), input_precision=PRECISION)
+            scores = tl.where((n < N)[None, :], scores, float("-inf"))
             highest, total, mixed = _mix(highest, total, mixed, scores, values)
 
     # The parts divide the columns that are visible, not all of them, so that they have equal work. They begin
@@ -139,32 +198,47 @@ def segment_attention(
     )
     for j0 in range(start, stop, BLOCK_J):
         d = M + t0 - j0 - j
-        by_distance = _position_scores(positional, table, bias, d, k, K, R, BIAS_R)
-        by_key, earlier = skewed(by_distance, earlier, False)
+        scores = _position_scores(positional, table, bias, d, k, K, R, BIAS_R)
+        by_key, earlier = skewed(scores, earlier, False)
 
-        in_range = ((j0 + j) < columns)[:, None] & (k < K)
-        place = place_of(j0 + j, oldest, J)[:, None] * K
-        keys = tl.load(key + place + k, mask=in_range, other=0.0)
-        values = _pieces(value + place, (j0 + j) < columns, K, WIDTH, PIECES)
-        scores = tl.dot(content, tl.trans(keys), by_key, input_precision="ieee")
+        c = j0 + j
+        in_range = c < columns
+        place = place_of(c, oldest, J)[:, None] * K
+        keys_at = key + place
+        values_at = value + place
+        if fresh is not None:
+            new_key, new_value, pitch, initial_key, initial_value, known, of_text = fresh
+            in_range &= c >= known
+            place = (c - M)[:, None] * pitch
+            keys_at = tl.where((c >= M)[:, None], new_key + place, keys_at)
+            values_at = tl.where((c >= M)[:, None], new_value + place, values_at)
+            early = (c < of_text)[:, None]
+            # The compiler forgets what a choice among aligned addresses is a multiple of.
+            keys_at = tl.multiple_of(tl.where(early, initial_key, keys_at), [16, 16])
+            values_at = tl.multiple_of(tl.where(early, initial_value, values_at), [16, 16])
+        keys = tl.load(keys_at + k, mask=in_range[:, None] & (k < K), other=0.0)
+        values = _pieces(values_at, in_range, K, WIDTH, PIECES)
+        scores = tl.dot(content, tl.trans(keys), by_key, input_precision=PRECISION)
         # From d, like the position scores: so the compiler sees that the product of values follows them, and
         # assigns each warp the same rows in both.
         visible = ((i - NEAREST)[:, None] + d[None, :]).to(tl.uint32) < count[:, None]
         scores = tl.where(visible, scores, float("-inf"))
         highest, total, mixed = _mix(highest, total, mixed, scores, values)
-
-    at = first_row(row, T) + t0 + i
-    for n in tl.static_range(PIECES):
-        tl.store(
-            mixed_out + at[:, None] * K + (n * WIDTH + c),
-            mixed[n] / tl.where(total > 0, total, 1.0)[:, None],  # 0 where no key was visible, as `mixed`
-            mask=((t0 + i) < T)[:, None] & (n * WIDTH + c < K),
-        )
-    tl.store(level + at, level_of(highest, total), mask=(t0 + i) < T)
+    return highest, total, mixed
 
 
 @triton.jit
-def _pieces(rows, in_range, K: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr):
+def store_answers(rows, mixed, total, in_range, K):
+    """Stores what `attend` returned as answers, in rows of K numbers; 0 where no key was visible."""
+    WIDTH: tl.constexpr = mixed[0].shape[1]
+    for n in tl.static_range(len(mixed)):
+        c = n * WIDTH + tl.arange(0, WIDTH)
+        answer = mixed[n] / tl.where(total > 0, total, 1.0)[:, None]
+        tl.store(rows + c, answer.to(rows.dtype.element_ty), mask=in_range[:, None] & (c < K))
+
+
+@triton.jit
+def _pieces(rows, in_range, K, WIDTH: tl.constexpr, PIECES: tl.constexpr):
     """Rows of K numbers in pieces of WIDTH columns; zero beyond K, and where they are not in range."""
     pieces = ()
     for n in tl.static_range(PIECES):
@@ -174,19 +248,19 @@ def _pieces(rows, in_range, K: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.con
 
 
 @triton.jit
-def _position_scores(positional, table, bias, d, k, K: tl.constexpr, R: tl.constexpr, BIAS_R: tl.constexpr):
+def _position_scores(positional, table, bias, d, k, K, R, BIAS_R):
     """The position scores [BLOCK_T, BLOCK_J] of queries at distances d [BLOCK_J], with the biases of these
     distances.
     """
     rows = tl.load(table + clip(d, R)[:, None] * K + k, mask=(k < K)[None, :], other=0.0)
     return (
-        tl.dot(positional, tl.trans(rows), input_precision="ieee")
+        tl.dot(positional, tl.trans(rows), input_precision=PRECISION)
         + tl.load(bias + clip(d, BIAS_R)).to(tl.float32)[None, :]
     )
 
 
 @triton.jit
-def _before_the_part(positional, table, bias, d, k, K: tl.constexpr, R: tl.constexpr, BIAS_R: tl.constexpr):
+def _before_the_part(positional, table, bias, d, k, K, R, BIAS_R):
     """The same as `_position_scores` for the distances before the first tile.
 
     One product for each warp, since nothing else makes the compiler divide the rows among the warps here.
@@ -195,7 +269,7 @@ def _before_the_part(positional, table, bias, d, k, K: tl.constexpr, R: tl.const
     BLOCK_K: tl.constexpr = positional.shape[1]
     rows = tl.load(table + clip(d, R)[:, None] * K + k, mask=(k < K)[None, :], other=0.0)
     for_all = tl.broadcast_to(tl.trans(rows)[None], [T // 16, BLOCK_K, d.shape[0]])
-    of_warps = tl.dot(tl.reshape(positional, [T // 16, 16, BLOCK_K]), for_all, input_precision="ieee")
+    of_warps = tl.dot(tl.reshape(positional, [T // 16, 16, BLOCK_K]), for_all, input_precision=PRECISION)
     return tl.reshape(of_warps, [T, d.shape[0]]) + tl.load(bias + clip(d, BIAS_R)).to(tl.float32)[None, :]
 
 
@@ -213,6 +287,6 @@ def _mix(highest, total, mixed, scores, values):
     weights = weights.to(values[0].dtype)
     sums = ()
     for n in tl.static_range(len(values)):
-        sum = tl.dot(weights, values[n], mixed[n] * rescale[:, None], input_precision="ieee")
+        sum = tl.dot(weights, values[n], mixed[n] * rescale[:, None], input_precision=PRECISION)
         sums = sums + (sum,)
     return peak, total, sums

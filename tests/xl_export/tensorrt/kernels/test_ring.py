@@ -1,4 +1,4 @@
-"""The kernel of the node for `cuda`, as the package carries it, executed on the CPU by `tests/ptx`."""
+"""The kernels of the node for `cuda`, as the package carries them, executed on the CPU by `tests/ptx`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from tests.ptx import driver
-from tests.ptx.ring import NUMBERS, NaiveRing, apart, execute_at, shipped
+from tests.ptx.ring import NaiveRing, Types, apart, execute_at, shipped, tolerance
 from tests.xl_export.tensorrt.kernels.resources import resources
-from xl_export.tensorrt.kernels.compile import PROGRAMS_EACH, REGISTERS, Kernel, Type
-from xl_export.tensorrt.kernels.ready import RING_TYPES, RING_WIDTHS, ring_kernel
+from xl_export.tensorrt.kernels.compile import REGISTERS, Kernel
+from xl_export.tensorrt.kernels.ready import RING_TACTICS, RingTactic
 
 RING_IN_HALVES = ("float32", "float16")
 HALVES = ("float16", "float16")
+FLOATS = ("float32", "float32")
 # Sizes of the stream, the lengths of its segments, the parts of the keys.
 CASES: dict[str, tuple[dict[str, Any], list[int], int]] = {
     "beginning-then-wrapping": ({"first": [0], "M": 4}, [3, 1, 1, 2, 3, 1], 2),
@@ -36,7 +37,16 @@ CASES: dict[str, tuple[dict[str, Any], list[int], int]] = {
     "wide-heads": ({"first": [35], "K": 128, "H": 1, "M": 40}, [2, 1], 3),
     "width-of-no-power-of-two": ({"first": [5], "K": 44, "H": 3}, [2], 2),
 }
-TOLERANCE = 1e-5
+KERNELS = ("ring_attention", "ring_segment_attention")
+# The same for segments in tiles: of 64 queries and 32 keys in halves, of 32 and 16 in floats.
+SEGMENTS: dict[str, tuple[dict[str, Any], list[int], int]] = {
+    "two-tiles-of-queries": ({"first": [45, 1000], "M": 44, "BIAS_R": 50, "spare": 70, "K": 24}, [66, 3], 2),
+    "beginning-in-parts": ({"first": [0, 2**31 - 5], "spare": 20, "BIAS_R": 1, "N": 37}, [20, 5], 3),
+    "does-not-see-itself": ({"first": [-4, -60, 1], "spare": 10, "nearest": 1, "H": 1}, [9], 1),
+    "initial-vectors-full-mask": ({"first": [-3, 2**40], "spare": 20, "full": 1, "initial": True}, [18], 2),
+    "initial-vectors": ({"first": [3], "spare": 20, "initial": True, "M": 40, "packed": True}, [18], 1),
+    "no-memory": ({"first": [17], "M": 0, "spare": 9}, [9], 1),
+}
 
 
 def launch(
@@ -45,7 +55,8 @@ def launch(
     """The answers and the ring after one launch on copies of the ring."""
     query, context = segment
     B, T, _ = query.shape
-    rows = B * ring.H * T
+    tiles = -(-T // kernel.block_t)
+    programs = B * ring.H * tiles * parts
     tensors = {
         "queries": query,
         "context": context,
@@ -54,16 +65,16 @@ def launch(
         "positions": ring.positions(T),
         **ring.constants,
         "answers": np.empty((B, T, ring.H * ring.K), ring.types[0]),
-        "mixed_out": np.empty((rows * parts, ring.K), np.float32),
-        "level": np.empty(rows * parts, np.float32),
-        "counters": np.zeros(rows, np.int32),
+        "mixed_out": np.empty((programs * kernel.block_t, ring.K), np.float32),
+        "level": np.empty(programs * kernel.block_t, np.float32),
+        "counters": np.zeros(B * ring.H * tiles, np.int32),
     }
     own = ring.attributes
     sizes = (ring.H, ring.K, ring.S, ring.M, ring.R, ring.BIAS_R, ring.N)
     columns = (query.shape[2], own["query_at"], context.shape[2], own["key_at"], own["value_at"])
-    numbers = dict(zip(NUMBERS, (*sizes, *columns, ring.full, ring.nearest, not ring.initial), strict=True))
-    arguments = [array.ctypes.data for array in tensors.values()] + list(numbers.values())
-    execute_at(kernel, (B * ring.H, T, parts), arguments, types=ring.types)
+    numbers = (*sizes, *columns, ring.full, ring.nearest, int(not ring.initial), T)
+    arguments = [array.ctypes.data for array in tensors.values()] + list(numbers)
+    execute_at(kernel, (B * ring.H, tiles, parts), arguments, types=ring.types)
     assert not tensors["counters"].any()
     return tensors["answers"], tensors["ring_keys"], tensors["ring_values"]
 
@@ -73,28 +84,46 @@ def test_the_shipped_kernel_equals_the_naive_operator(
     sizes: dict[str, Any], lengths: list[int], parts: int
 ) -> None:
     ring = NaiveRing(**sizes)
-    kernel = shipped(ring.K, ring.types)
+    check(ring, shipped(ring.K, ring.types), lengths, parts)
+
+
+@pytest.mark.parametrize("types", [HALVES, FLOATS], ids=["halves", "floats"])
+@pytest.mark.parametrize(("sizes", "lengths", "parts"), SEGMENTS.values(), ids=SEGMENTS)
+def test_the_shipped_kernel_for_segments_equals_the_naive_operator(
+    sizes: dict[str, Any], lengths: list[int], parts: int, types: Types
+) -> None:
+    ring = NaiveRing(**sizes, types=types, gap=8)
+    check(ring, shipped(ring.K, ring.types, "ring_segment_attention"), lengths, parts)
+
+
+def test_wide_heads_in_tiles() -> None:
+    ring = NaiveRing(first=[35], K=104, H=1, M=40, types=HALVES, gap=8, spare=9)
+    check(ring, shipped(ring.K, ring.types, "ring_segment_attention"), [9], 2)
+
+
+def check(ring: NaiveRing, kernel: Kernel, lengths: list[int], parts: int) -> None:
+    """Compares the answers and the ring after each segment."""
     for length in lengths:
         segment = ring.segment(length)
         answer, *written = launch(ring, kernel, segment, parts)
-        assert apart(answer, ring.answer(*segment)) <= TOLERANCE
+        assert apart(answer, ring.answer(*segment)) <= tolerance(ring.types, kernel.name)
         for found, right in zip(written, (ring.keys, ring.values), strict=True):
             np.testing.assert_array_equal(found, right)
 
 
-def test_the_last_program_joins_the_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_last_program_joins_the_parts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "TOGETHER", 1)  # one program after the other
     ring = NaiveRing(first=[39], M=40)
-    segment = ring.segment(1)
-    answer, *_ = launch(ring, shipped(16, ring.types), segment, 3)
-    assert apart(answer, ring.answer(*segment)) <= TOLERANCE
+    check(ring, shipped(ring.K, ring.types, name), [1], 3)
 
 
-def test_parts_are_joined_only_when_all_are_stored() -> None:
+@pytest.mark.parametrize("name", KERNELS)
+def test_parts_are_joined_only_when_all_are_stored(name: str) -> None:
     """Without the barrier before the counter, some threads' results may be missing. The emulator runs threads
     together and cannot see that, so the order is read from the code.
     """
-    text = shipped(64, ("float32", "float32")).ptx
+    text = shipped(64, FLOATS, name).ptx
     before, _, after = text.partition("atom.global.gpu.acq_rel.add.u32")
     stores = before.rindex("st.global")
     assert "bar.sync" in before[stores:]
@@ -104,15 +133,14 @@ def test_parts_are_joined_only_when_all_are_stored() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiled_once")
-@pytest.mark.parametrize("widest", RING_WIDTHS)
-@pytest.mark.parametrize("types", RING_TYPES)
-def test_a_new_compilation_is_right_and_fits_a_gpu(widest: int, types: tuple[Type, Type]) -> None:
+@pytest.mark.parametrize("new", RING_TACTICS, ids=str)
+def test_a_new_compilation_is_right_and_fits_a_gpu(new: RingTactic) -> None:
     pytest.importorskip("triton")
-    ring = NaiveRing(first=[0, 100], K=widest, M=40, types=types, N=3)
-    segment = ring.segment(2)
-    kernel = ring_kernel(widest, *types)
+    ring = NaiveRing(first=[0, 100], K=new.widest, M=40, types=new.types, N=3, spare=70, gap=8)
+    segment = ring.segment(70 if new.tactic.block_t > 1 else 2)
+    kernel = new.compiled()
     answer, *_ = launch(ring, kernel, segment, 2)
-    assert apart(answer, ring.answer(*segment)) <= TOLERANCE
+    assert apart(answer, ring.answer(*segment)) <= tolerance(ring.types, kernel.name)
     found = resources(kernel)
-    assert found.registers * kernel.threads * PROGRAMS_EACH <= REGISTERS
-    assert found.spilled <= 16  # bytes of each thread
+    assert found.registers * kernel.threads * new.programs <= REGISTERS
+    assert found.spilled <= (16 if kernel.block_t == 1 else 128)  # bytes of each thread
