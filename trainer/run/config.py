@@ -204,6 +204,11 @@ class TrainConfig:
                 "parallel is fsdp and autocast is fp16, whose loss scale is not shared; take autocast bf16, "
                 "or parallel ddp."
             )
+        if self.parallel == "fsdp" and self.optimizer.kind == "muon":
+            raise ConfigError(
+                "parallel is fsdp and optimizer.kind is muon, which needs whole matrices; take kind adamw, "
+                "or parallel ddp."
+            )
         if self.text is not None and self.data is not None:
             raise ConfigError(f"text is {self.text} and data is {self.data}; give only one of the two.")
         if self.training.include_self != self.evaluation.include_self:

@@ -19,8 +19,10 @@ PositiveCount = Annotated[int, Range(1, MAX_COUNT, whole=True)]
 class OptimizerConfig:
     """How a gradient changes the weights. `trainer/training/optimizer.py` says what each kind computes."""
 
-    kind: Literal["adam", "adamw", "adagrad"] = "adam"
-    """`adam`, `adamw` (Adam with decoupled weight decay) or `adagrad`."""
+    kind: Literal["adam", "adamw", "muon", "adagrad"] = "adam"
+    """`adam`, `adamw` (Adam with decoupled weight decay), `muon` (Muon for the matrices of linear layers,
+    AdamW for the rest) or `adagrad`.
+    """
     lr: Annotated[float, Range(0, 1e30, exclusive=True)] = 2.5e-4
     """The highest learning rate, which `schedule` changes. From a larger one than 1e30, optimisers compute
     numbers beyond fp32.
@@ -30,7 +32,7 @@ class OptimizerConfig:
     epsilon: Annotated[float, Range(0, 1, exclusive=True)] | None = None
     """Added to the root that the step is divided by; null for 1e-8, and for 1e-10 with adagrad."""
     weight_decay: Annotated[float, Range(0, 1e6)] = 0.0
-    """A step multiplies matrices by 1 - lr * weight_decay (adamw only), but no bias, norm or span."""
+    """A step multiplies matrices by 1 - lr * weight_decay (adamw and muon), but no bias, norm or span."""
     clip: Annotated[float, Range(0, 1e308, exclusive=True)] = 0.25
     """The largest norm of the gradient of all parameters; with adagrad, of each tensor by itself."""
 
@@ -45,10 +47,10 @@ class OptimizerConfig:
                 f"optimizer.betas is {list(self.betas)} and optimizer.kind is adagrad, which has none; leave "
                 "betas out, or give kind adam or adamw."
             )
-        if self.weight_decay and self.kind != "adamw":
+        if self.weight_decay and self.kind not in ("adamw", "muon"):
             raise ConfigError(
                 f"optimizer.weight_decay is {self.weight_decay} and optimizer.kind is {self.kind}; give "
-                "kind adamw, or a weight_decay of 0."
+                "kind adamw or muon, or a weight_decay of 0."
             )
 
 

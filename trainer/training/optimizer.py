@@ -1,13 +1,17 @@
-"""The optimisers Adam, AdamW and Adagrad. They clip gradients in two ways.
+"""The optimisers Adam, AdamW, Muon and Adagrad. They clip gradients in two ways.
 
-`adam` and `adamw` scale the whole gradient down to the norm `clip`. `adamw` also multiplies matrices by
-1 - lr * weight_decay in each step (Loshchilov and Hutter 2019, Algorithm 2). `adagrad` is as in Sukhbaatar
-et al. (2019, the public code of adaptive-span): the squared gradients are summed unclipped, and the *step* of
-a tensor is scaled by clip / norm where the norm of its gradient is larger. That equals torch.optim.Adagrad
-with a learning rate of its own for each tensor, as here.
+`adam`, `adamw` and `muon` scale the whole gradient down to the norm `clip`. `adamw` also multiplies matrices
+by 1 - lr * weight_decay in each step (Loshchilov and Hutter 2019, Algorithm 2). `muon` changes the matrices
+of linear layers by torch.optim.Muon (Jordan et al. 2024), scaled to the size of AdamW's steps (Liu et al.
+2025, "Muon is scalable for LLM training", section 2.2), and everything else by `adamw`. `adagrad` is as in
+Sukhbaatar et al. (2019, the public code of adaptive-span): the squared gradients are summed unclipped, and
+the *step* of a tensor is scaled by clip / norm where the norm of its gradient is larger. That equals
+torch.optim.Adagrad with a learning rate of its own for each tensor, as here.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +23,14 @@ from trainer.training.shard import clip_whole, norms
 
 def make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
     """The optimiser of the configuration. Its state is complete from the start: step 0 is saved."""
+    named = list(model.named_parameters())
     match config.optimizer.kind:
         case "adagrad":
             return _adagrad(config.optimizer, model)
         case "adam" | "adamw":
-            return _adamw(config.optimizer, model)
+            return _adamw(config.optimizer, named)
+        case "muon":
+            return MuonAdamW(config.optimizer, named)
 
 
 def _adagrad(settings: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
@@ -34,8 +41,7 @@ def _adagrad(settings: OptimizerConfig, model: nn.Module) -> torch.optim.Optimiz
     )
 
 
-def _adamw(settings: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
-    named = list(model.named_parameters())
+def _adamw(settings: OptimizerConfig, named: Sequence[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
     kept = [parameter for name, parameter in named if not takes_weight_decay(name, parameter)]
     decayed = [parameter for name, parameter in named if takes_weight_decay(name, parameter)]
     optimizer = torch.optim.AdamW(  # with a decay of 0 it computes what torch.optim.Adam computes
@@ -49,11 +55,36 @@ def _adamw(settings: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer
         eps=1e-8 if settings.epsilon is None else settings.epsilon,
         fused=True,  # all weights in one pass; not run on mps
     )
-    for parameter in model.parameters():
+    for _, parameter in named:
         optimizer.state[parameter] = {"step": torch.zeros((), device=parameter.device)} | {
             moment: torch.zeros_like(parameter) for moment in ("exp_avg", "exp_avg_sq")
         }
     return optimizer
+
+
+class MuonAdamW(torch.optim.Optimizer):
+    """Muon for the matrices of linear layers and AdamW for the rest, which share one state and one rate."""
+
+    def __init__(self, settings: OptimizerConfig, named: Sequence[tuple[str, nn.Parameter]]) -> None:
+        matrices = [parameter for name, parameter in named if is_linear(name, parameter)]
+        self.adamw = _adamw(settings, [pair for pair in named if not is_linear(*pair)])
+        self.muon = torch.optim.Muon(
+            matrices, lr=settings.lr, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw"
+        )
+        super().__init__(named, {})
+        self.param_groups = [*self.muon.param_groups, *self.adamw.param_groups]
+        self.state.update(self.adamw.state)
+        self.state.update({matrix: {"momentum_buffer": torch.zeros_like(matrix)} for matrix in matrices})
+        self.muon.state = self.adamw.state = self.state
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        self.muon.step()  # type: ignore[no-untyped-call]
+        self.adamw.step()
+
+
+def is_linear(name: str, parameter: Tensor) -> bool:
+    """Whether a parameter is the matrix of a linear layer between the embedding and the softmax."""
+    return parameter.ndim == 2 and name.startswith(("blocks.", "positions.project."))
 
 
 def takes_weight_decay(name: str, parameter: Tensor) -> bool:

@@ -106,6 +106,7 @@ averaging={} -> patience
 averaging.start_step=1 averaging.patience=1 -> start_step
 steps=10 averaging.start_step=10 -> steps
 parallel=fsdp autocast=fp16 -> parallel
+parallel=fsdp optimizer.kind=muon -> parallel
 text=a.txt data=b -> text
 evaluation.include_self=false -> training.include_self
 mem_len_schedule=[[0,1,2]] -> step

@@ -1,9 +1,10 @@
-"""Adam and Adagrad: their first steps against the formulas, and against the libraries where these do the
-same.
+"""Adam, Muon and Adagrad: their first steps against the formulas, and against the libraries where these do
+the same.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -95,6 +96,47 @@ def test_adamw_shrinks_matrices_and_nothing_else(make_config: Make) -> None:
     assert_same_steps(model, library, optimizer, norms)
 
 
+def test_muon_changes_linear_layers_and_adamw_the_rest(make_config: Make) -> None:
+    recipe = {"betas": (0.8, 0.95), "epsilon": 1e-6, "weight_decay": 0.3}
+    config = make_config(optimizer="muon", vocab_size=20, **recipe)
+    model = LanguageModel(config.model)
+    library = copy.deepcopy(model)
+    named = dict(library.named_parameters())
+    linear = {f"{name}.weight" for name, module in library.named_modules() if isinstance(module, nn.Linear)}
+    tables = {name for name in named if name.startswith("vocabulary.table")}
+    others = named.keys() - linear - tables
+    optimizers = [
+        torch.optim.Muon(
+            [named[name] for name in linear], lr=RATE, weight_decay=0.3, adjust_lr_fn="match_rms_adamw"
+        ),
+        torch.optim.AdamW(
+            [
+                {"params": [named[name] for name in tables], "weight_decay": 0.3},
+                {"params": [named[name] for name in others], "weight_decay": 0.0},
+            ],
+            lr=RATE,
+            betas=(0.8, 0.95),
+            eps=1e-6,
+            fused=False,
+        ),
+    ]
+    optimizer = make_optimizer(config, model)
+    for _ in range(2):
+        for name, parameter in model.named_parameters():
+            parameter.grad = torch.randn_like(parameter)
+            named[name].grad = parameter.grad.clone()
+        set_rate_and_clip(optimizer, RATE, 1e9)
+        for either in (optimizer, *optimizers):
+            either.step()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter, named[name], rtol=1e-5, atol=1e-6)
+    assert optimizer_tensors(optimizer, model).keys() == {
+        *(f"momentum_buffer.{name}" for name in linear),
+        *(f"{kind}.{name}" for name in named.keys() - linear for kind in ("step", "exp_avg", "exp_avg_sq")),
+    }
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize(
     ("sizes", "decayed", "kept"),
     [
@@ -118,9 +160,9 @@ def test_adamw_shrinks_matrices_and_nothing_else(make_config: Make) -> None:
     ],
 )
 def test_what_decays(
-    make_config: Make, sizes: dict[str, Any], decayed: tuple[str, ...], kept: tuple[str, ...]
+    make_config: Make, optimizer: str, sizes: dict[str, Any], decayed: tuple[str, ...], kept: tuple[str, ...]
 ) -> None:
-    config = make_config(optimizer="adamw", weight_decay=0.1, vocab_size=20, **sizes)
+    config = make_config(optimizer=optimizer, weight_decay=0.1, vocab_size=20, **sizes)
     model = LanguageModel(config.model)
     groups = make_optimizer(config, model).param_groups
     decay = {id(p): group["weight_decay"] for group in groups for p in group["params"]}

@@ -31,7 +31,7 @@ KINDS: list[tuple[dict[str, Any], int]] = [
     (DROPPED | LENGTHS | {"optimizer": "adagrad", "accumulate": 2, "autocast": "fp16"}, 8),
     (
         {
-            "optimizer": "adamw",
+            "optimizer": "muon",
             "weight_decay": 0.1,
             "betas": (0.8, 0.95),
             "averaging": Averaging(start_step=5),
