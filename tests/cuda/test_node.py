@@ -144,7 +144,10 @@ def _graph(ring: NaiveRing) -> bytes:
             *(tensor(name, own, ["batch", "tokens", None]) for name in inputs[:2]),
             tensor("positions", TensorProto.INT64, ["batch", "tokens"]),
             *(tensor(side, kept, shape) for side in ("keys", "values")),
-            *(tensor(name, own, array.shape) for name, array in constants.items()),
+            *(
+                tensor(name, kept if name == "table" else own, array.shape)
+                for name, array in constants.items()
+            ),
         ],
         [
             tensor("answers", own, ["batch", "tokens", width]),

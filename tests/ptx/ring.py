@@ -36,7 +36,7 @@ NUMBERS = (
 WRITTEN = ("ring_keys", "ring_values", "answers", "mixed_out", "level", "counters")
 
 
-Types = tuple[str, str]  # of a node's tensors, and of its ring
+Types = tuple[str, str]  # of a node's tensors, and of its ring and table
 
 
 @functools.cache
@@ -94,7 +94,7 @@ class NaiveRing:
         self.draw = np.random.default_rng(0)
         H, K, N, R = self.H, self.K, self.N, self.R
         self.constants = {
-            "table": self.random(H, R, K),
+            "table": self.random(H, R, K).astype(self.types[1]),
             "bias": self.random(H, 1, self.BIAS_R),
             "content_bias": self.random(H, 1, K) / 4,
             "position_bias": self.random(H, 1, K) / 4,
@@ -251,7 +251,7 @@ def execute_at(
         "ring_keys": ring,
         "ring_values": ring,
         "positions": 8 * B * T,
-        "table": item * H * numbers["R"] * K,
+        "table": ring_item * H * numbers["R"] * K,
         "bias": item * H * numbers["BIAS_R"],
         "content_bias": item * H * K,
         "position_bias": item * H * K,

@@ -72,6 +72,7 @@ class CudaStepGraph(FusedStepGraph):
         if terms["position_table"] is not None:
             # [h, R, K]. It is stored once, as [h, K, R], and turned when the graph is loaded.
             table = op.Transpose(table, perm=[0, 2, 1])
+        table = self.to_memory(table)
         inputs: list[ir.Value | None] = [
             query,
             context,

@@ -19,7 +19,6 @@ HALF = ir.DataType.FLOAT16
 SINGLE = ir.DataType.FLOAT
 # GPUs compute products in float16, and their sums in float32.
 PRODUCTS = {"MatMul", "Gemm", "Einsum", "Attention", "RelativeAttention", "RelativeAttentionInRing"}
-PRODUCTS |= {"RingRelativeAttentionOnCudaInHalves"}
 # Statistics are computed in float32; their results are inputs of products again.
 NORM = "LayerNormalization"
 STATISTICS = {NORM, "Softmax"}

@@ -97,7 +97,7 @@ Operator described(const char* operator_name) {
   op.GetExecutionProviderType = [](const OrtCustomOp*) -> const char* { return nullptr; };
   op.GetInputType = [](const OrtCustomOp*, size_t i) {
     if (Node::has_any_type(i)) return ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;  // the node checks it
-    return i == 2 || i == 3 ? TYPE_OF<typename Node::Ring>
+    return 2 <= i && i <= 4 ? TYPE_OF<typename Node::Ring>
            : i == 5         ? ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64
                             : Node::VALUES;
   };

@@ -1,7 +1,7 @@
 // Relative attention over a ring memory as one node of ONNX Runtime's CUDA provider: one kernel launch a node.
 //
-// RingRelativeAttentionOnCuda computes with floats, RingRelativeAttentionOnCudaOverHalves has a ring of halves, and in
-// RingRelativeAttentionOnCudaInHalves all tensors are of halves. Sums are of floats. The kernels are PTX (`kernels.hpp`,
+// RingRelativeAttentionOnCuda computes with floats. In RingRelativeAttentionOnCudaOverHalves the ring and the table are
+// of halves, and in RingRelativeAttentionOnCudaInHalves all tensors are. Sums are of floats. The kernels are PTX (`kernels.hpp`,
 // from xl_export/tensorrt/kernels/ring.py), which NVIDIA's driver compiles when a session opens. The driver's library is
 // loaded at run time, so building this needs no CUDA.
 //
@@ -107,7 +107,7 @@ class CudaDriver {
   std::map<std::pair<void*, const RingKernel*>, void*> functions_;
 };
 
-/// Value: of all tensors but the ring.
+/// Stored: of the ring and the table. Value: of all other tensors.
 template <class Value, class Stored>
 class CudaAttention : public Node {
  public:

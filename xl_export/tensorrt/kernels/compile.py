@@ -239,8 +239,8 @@ def compile_kernel(
 ) -> Kernel:
     """The Triton kernel of one tactic, compiled for a GPU of this compute capability (86 for 8.6).
 
-    fixed: its compile-time arguments. dtype: of its tensors. ring_dtype: of the ring of `ring_attention`, if
-    it is another. Raises ConfigError if the GPU is not among PTX_VERSIONS.
+    fixed: its compile-time arguments. dtype: of its tensors. ring_dtype: of the ring and the position table
+    of `ring_attention`, if it is another. Raises ConfigError if the GPU is not among PTX_VERSIONS.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -297,7 +297,11 @@ def _signature(
     Pointers are multiples of 16 bytes, which allows loads of 16 bytes: TensorRT and ONNX Runtime align
     tensors to 256.
     """
-    types = _TYPES | dict.fromkeys(fixed, "constexpr") | dict.fromkeys(("ring_keys", "ring_values"), ring)
+    types = (
+        _TYPES
+        | dict.fromkeys(fixed, "constexpr")
+        | dict.fromkeys(("ring_keys", "ring_values", "table"), ring)
+    )
     signature = {name: types.get(name, pointer) for name in names}
     divisors = {at: 16 for at, kind in enumerate(signature.values()) if kind.startswith("*")}
     if "ring_keys" in signature:

@@ -41,7 +41,7 @@ SOURCES = ("common", "segment", "skew", "token", "join", "ring")
 ORIGIN = "compiled from"  # the entry of FILE with the hash, and the release of Triton
 # The widest heads of a kernel `ring_attention`, and its lanes.
 RING_WIDTHS = {64: 32, 128: 16}
-# Of the tensors, and of the ring.
+# Of the tensors, and of the ring and the position table.
 RING_TYPES: tuple[tuple[Type, Type], ...] = (
     ("float32", "float32"),
     ("float32", "float16"),
@@ -145,10 +145,10 @@ def ring_source() -> str:
 _HEADER = """// Written by `python -m xl_export.tensorrt.kernels.ready`.
 #pragma once
 
-/// A kernel of the node. widest: of its heads. halves, ring_halves: whether its tensors, and the ring, are of
-/// halves. multiple: what the head width and the columns are multiples of. oldest: compute capability, 80 for
-/// 8.0. block_t, block_j: queries and keys that a program reads together. programs: that run at once on a
-/// multiprocessor.
+/// A kernel of the node. widest: of its heads. halves, ring_halves: whether its tensors are of halves, and
+/// the ring and the position table. multiple: what the head width and the columns are multiples of. oldest:
+/// compute capability, 80 for 8.0. block_t, block_j: queries and keys that a program reads together.
+/// programs: that run at once on a multiprocessor.
 struct RingKernel {
   const char* name;
   int widest;
