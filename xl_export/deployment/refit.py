@@ -33,7 +33,7 @@ from runtimes.contract.spec import GRAPH, Spec, load_spec, refuse_unless_one_onn
 from runtimes.sessions.onnx_runtime import refuse_foreign
 from runtimes.sessions.tensorrt.device_memory import Cuda
 from runtimes.sessions.tensorrt.module import fresh_log, load_tensorrt
-from xl_export.tensorrt.network import inline_attention, parser_errors, read_model, take_plugins
+from xl_export.tensorrt.network import native_attention, parser_errors, read_model, take_plugins
 
 # Fields of a spec in which two artefacts of one step may differ. Whose answers a reference holds, and in
 # which files the graph is, are not part of the step.
@@ -124,7 +124,7 @@ def refitted_plan(trt: Any, log: Any, facts: EngineFacts, plan: Path, graph: Pat
     if facts.attention == "plugin":
         take_plugins(model)
     else:
-        model = inline_attention(model)
+        model = native_attention(model, name, trt.__version__)
     refitter = trt.Refitter(engine, log)
     weights_parser = trt.OnnxParserRefitter(refitter, log)
     taken = weights_parser.refit_from_bytes(model.SerializeToString(), str(graph.resolve()))

@@ -18,10 +18,11 @@ from runtimes.base.errors import ArtefactError
 HALF = ir.DataType.FLOAT16
 SINGLE = ir.DataType.FLOAT
 # GPUs compute products in float16, and their sums in float32.
-PRODUCTS = {"MatMul", "Gemm", "Einsum", "Attention", "RelativeAttention", "RelativeAttentionInRing"}
-# Statistics are computed in float32; their results are inputs of products again.
+PRODUCTS = {"MatMul", "Gemm", "Einsum", "RelativeAttention", "RelativeAttentionInRing"}
 NORM = "LayerNormalization"
-STATISTICS = {NORM, "Softmax"}
+# Computed in float32; their results are inputs of products again. TensorRT 11.3 computes Attention between
+# casts in a kernel that multiplies in float16 and sums in float32 (see `expose_casts` in `network.py`).
+IN_SINGLE = {"Attention", NORM, "Softmax"}
 # Log-probabilities are float32, and so is everything that is computed from them.
 LOG_PROBABILITIES = {"LogSoftmax", "ReduceLogSumExp"}
 
@@ -29,10 +30,10 @@ LOG_PROBABILITIES = {"LogSoftmax", "ReduceLogSumExp"}
 def to_half(model: ir.Model, promised: Mapping[str, ir.DataType], *, norms: ir.DataType = SINGLE) -> ir.Model:
     """The same graph in float16; its inputs and outputs have the types that `promised` names for them.
 
-    Products have float16 inputs and outputs. Statistics are computed in float32. Log-probabilities, and what
-    is computed from them, stay float32. Every other operator has the type of its inputs, and constants
-    follow. norms: the type of the inputs and outputs of norms, for a runtime whose norms of halves have sums
-    in float32. Raises ArtefactError if a weight is beyond the range of float16.
+    Products have float16 inputs and outputs. Statistics and Attention are computed in float32, between casts.
+    Log-probabilities, and what is computed from them, stay float32. Every other operator has the type of its
+    inputs, and constants follow. norms: the type of the inputs and outputs of norms, for a runtime whose
+    norms of halves have sums in float32. Raises ArtefactError if a weight is beyond the range of float16.
     """
     return _Rewriting(ShapeInferencePass()(model).model, promised, norms).result()
 
@@ -82,7 +83,7 @@ class _Rewriting:
         kinds = {self.kind.get(value) for value in node.inputs if value is not None and _is_float(value)}
         if node.op_type == NORM:
             kind = self.norms
-        elif node.op_type in STATISTICS | LOG_PROBABILITIES:
+        elif node.op_type in IN_SINGLE | LOG_PROBABILITIES:
             kind = SINGLE
         elif node.op_type in PRODUCTS:
             kind = HALF
@@ -102,7 +103,7 @@ class _Rewriting:
             assert old.dtype is not None, f"the type of {node.op_type}'s output is not known"
             new.dtype = kind if _is_float(old) else old.dtype
             new.shape = old.shape
-            narrowed = node.op_type in STATISTICS and kind == SINGLE
+            narrowed = node.op_type in IN_SINGLE and kind == SINGLE
             self.know(old, self.converted(new, HALF) if narrowed else new)
 
     def know(self, old: ir.Value, new: ir.Value) -> None:

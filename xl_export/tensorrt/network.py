@@ -15,10 +15,13 @@ import onnx
 import onnx.inliner
 
 from runtimes.base.errors import ArtefactError, ConfigError
-from runtimes.contract.engine import Attention
+from runtimes.contract.engine import NAMES, Attention
 from runtimes.contract.spec import GRAPH
 from xl_export.tensorrt.operator import DOMAIN, JOIN, NAME, PLUGIN, SIGNATURES
 from xl_export.tensorrt.progress import held_interrupt
+
+# The first releases that compute Attention between casts (see `half.py`) in one kernel.
+SUMS_IN_SINGLE = {NAMES["tensorrt"]: (11, 3), NAMES["rtx"]: (1, 7)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +51,7 @@ def parse(trt: Any, log: Any, folder: Path, *, attention: Attention, name: str) 
     if attention == "plugin":
         attentions = take_plugins(model)
     else:
-        model = inline_attention(model)
+        model = native_attention(model, name, trt.__version__)
     if attention == "plugin" and not attentions:
         raise ConfigError(
             f"{graph} has no node {DOMAIN}::{NAME}, which --attention plugin needs; export the artefact with "
@@ -102,6 +105,51 @@ def parse(trt: Any, log: Any, folder: Path, *, attention: Attention, name: str) 
 def read_model(graph: Path) -> onnx.ModelProto:
     """The ONNX model of a file without its weights."""
     return onnx.load(graph, load_external_data=False)
+
+
+def native_attention(model: onnx.ModelProto, name: str, version: str) -> onnx.ModelProto:
+    """The model with attention as a TensorRT of this name and version computes it best by itself."""
+    model = inline_attention(model)
+    if release(version) >= SUMS_IN_SINGLE[name]:
+        expose_casts(model.graph)
+    return model
+
+
+def release(version: str) -> tuple[int, ...]:
+    """The first two numbers of a version."""
+    return tuple(int(part) for part in version.split(".")[:2])
+
+
+def expose_casts(graph: onnx.GraphProto) -> None:
+    """Changes, in place, what keeps TensorRT from computing Attention between casts in one kernel.
+
+    The bias stays float16: TensorRT removes the casts of queries, keys and values, and then finds a bias of
+    another type. And a reshape that changes nothing precedes the casts of keys and values, since TensorRT
+    does not find casts that directly follow the update of a ring. Otherwise TensorRT-RTX 1.7 fails or crashes
+    while it builds.
+    """
+    attentions = [node for node in graph.node if node.op_type == "Attention"]
+    keys_and_values = {name for node in attentions for name in node.input[1:3]}
+    biases = {name for node in attentions for name in node.input[3:]}
+    halves = {
+        node.output[0]: node.input[0]
+        for node in graph.node
+        if node.op_type == "Cast" and node.output[0] in biases
+    }
+    same_shape = "xl_export.same_shape"
+    graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(4, np.int64), same_shape))
+    nodes = []
+    for node in graph.node:
+        if node.op_type == "Cast" and node.output[0] in keys_and_values:
+            reshaped = f"{node.output[0]}.reshaped"
+            nodes.append(onnx.helper.make_node("Reshape", [node.input[0], same_shape], [reshaped]))
+            node.input[0] = reshaped
+        node.input[:] = [halves.get(name, name) for name in node.input]
+        if node.output[0] not in halves:
+            nodes.append(node)
+    changed = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(changed)
 
 
 def allow_decomposition(trt: Any, layers: Iterable[Any]) -> None:

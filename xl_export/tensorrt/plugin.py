@@ -39,6 +39,7 @@ from xl_export.tensorrt.kernels.compile import (
     tactics,
 )
 from xl_export.tensorrt.kernels.timing import Choice
+from xl_export.tensorrt.network import release
 from xl_export.tensorrt.operator import DOMAIN, JOIN, SIGNATURES, Attributes, Signature
 
 # The first TensorRT that reads the attributes of a plugin with NumPy 2.4, which converts only arrays without
@@ -66,7 +67,7 @@ def refuse_unfit(spec: Spec, gpu: Gpu, *, version: str) -> None:
             f"{gpu.name} has compute capability {gpu.compute_capability}, for which the Triton kernels "
             "cannot be compiled; give --attention native."
         )
-    if _release(version) < READS_NUMPY_2_4 and _release(np.__version__) >= (2, 4):
+    if release(version) < READS_NUMPY_2_4 and release(np.__version__) >= (2, 4):
         raise MissingPackageError(
             f"--attention plugin needs NumPy older than 2.4 with TensorRT {version}, and {np.__version__} is "
             "installed; run `pip install 'numpy<2.4'`, or update TensorRT to "
@@ -74,11 +75,6 @@ def refuse_unfit(spec: Spec, gpu: Gpu, *, version: str) -> None:
         )
     with needs("tensorrt", "triton"):
         import triton  # noqa: F401
-
-
-def _release(version: str) -> tuple[int, ...]:
-    """The first two numbers of a version."""
-    return tuple(int(part) for part in version.split(".")[:2])
 
 
 def register_plugins(gpu: Gpu, *, multiprocessors: int) -> None:

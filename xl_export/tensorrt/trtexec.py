@@ -29,11 +29,11 @@ LEVELS = {"same-capability": "sameComputeCapability", "ampere-plus": "ampere+"}
 def trtexec_command(artefact: Path, spec: Spec, options: BuildOptions, layers: Mapping[str, int]) -> str:
     """The command line that builds the same plan from the artefact's graph; layers: of the network, by kind.
 
-    It differs from the build in two ways. It does not have the plugin, since its kernels are registered from
-    Python while an engine is built; a plan that holds them needs no Python, and `trtexec --loadEngine` times
-    it. And the tool cannot mark attention as decomposable: if the graph has ONNX's own Attention, the token
-    profile is up to 2 tokens, since TensorRT has a fused kernel for one to two tokens and none for exactly
-    one.
+    It differs from the build in three ways. It does not have the plugin, since its kernels are registered
+    from Python while an engine is built; a plan that holds them needs no Python, and `trtexec --loadEngine`
+    times it. It reads the graph without the changes of `expose_casts`. And the tool cannot mark attention as
+    decomposable: if the graph has ONNX's own Attention, the token profile is up to 2 tokens, since TensorRT
+    has a fused kernel for one to two tokens and none for exactly one.
     """
     words = [TOOLS[options.flavour], f"--onnx={artefact / GRAPH}", f"--saveEngine={PLAN}"]
     if options.flavour == "tensorrt":
