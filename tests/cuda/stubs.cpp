@@ -25,8 +25,7 @@ std::set<void*> capturing;                   // streams
 void* product_stream = nullptr;              // of cuBLAS
 void* pushed_stream = nullptr;               // of the kernel that is launched next
 int math_mode = 0;
-int multiprocessors = 108;
-int compute_capability = 80;
+int multiprocessors, compute_capability, shared_bytes;  // of the GPU; shared memory of a multiprocessor
 std::map<uintptr_t, size_t> allocations;        // bytes, by address
 std::vector<std::function<void()>> unfinished;  // work of the default stream, for which a session does not wait
 
@@ -234,7 +233,7 @@ int attribute(int number) {
     case 39: return 2048;     // threads per multiprocessor
     case 75: return compute_capability / 10;
     case 76: return compute_capability % 10;
-    case 81: return 167936;   // shared memory per multiprocessor
+    case 81: return shared_bytes;
     case 97: return 166912;   // the most shared memory per block
     default: return 1;
   }
@@ -251,8 +250,7 @@ void cuda_forget() {
 }
 
 void cuda_execute_with(Executor chosen) { executor = chosen; }
-void cuda_set_multiprocessors(int count) { multiprocessors = count; }
-void cuda_set_compute_capability(int number) { compute_capability = number; }
+void cuda_set_gpu(int count, int capability, int shared) { multiprocessors = count, compute_capability = capability, shared_bytes = shared; }
 size_t cuda_room(const void* address) { return room(address); }
 
 // The driver.

@@ -50,6 +50,20 @@ class Event:
     """Whether it became a part of a CUDA graph, instead of running."""
 
 
+@dataclass(frozen=True)
+class StubGpu:
+    """What the node reads of a GPU."""
+
+    multiprocessors: int
+    capability: int
+    """Compute capability: 75 for 7.5."""
+    shared_bytes: int
+    """Shared memory of a multiprocessor."""
+
+
+A100 = StubGpu(108, 80, 167936)
+
+
 class Stubs:
     """The loaded libraries. path: of the one that holds the log."""
 
@@ -58,6 +72,7 @@ class Stubs:
         self._library.cuda_log.restype = ctypes.c_char_p
         self._library.cuda_room.restype = ctypes.c_size_t
         self._library.cuda_room.argtypes = [ctypes.c_void_p]
+        self.set_gpu(A100)
 
     def execute_with(self, execute: Callable[[str, str, tuple[int, ...], list[int]], None]) -> None:
         """Executes kernels that came as PTX: name, text, sizes (grid, threads, shared bytes) and arguments.
@@ -84,13 +99,9 @@ class Stubs:
         for error in self._errors:
             raise error
 
-    def set_multiprocessors(self, count: int) -> None:
-        """Of the GPU; 108 until then."""
-        self._library.cuda_set_multiprocessors(count)
-
-    def set_compute_capability(self, number: int) -> None:
-        """Of the GPU, 75 for 7.5; 80 until then."""
-        self._library.cuda_set_compute_capability(number)
+    def set_gpu(self, gpu: StubGpu) -> None:
+        """Replaces the GPU, which is A100 until then."""
+        self._library.cuda_set_gpu(gpu.multiprocessors, gpu.capability, gpu.shared_bytes)
 
     def room(self, address: int) -> int:
         """Bytes from an address to the end of the allocation that holds it; 0 if there is none."""

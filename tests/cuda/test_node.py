@@ -17,7 +17,7 @@ from runtimes.sessions.fused_cpu import build
 from runtimes.sessions.ort_gpu.session import ON_OUR_STREAM
 from runtimes.sessions.ort_gpu.stream import Stream
 from tests.cuda.node import Sizes, emulated, library_for_cpu
-from tests.cuda.stubs import Stubs, built_driver, load_all
+from tests.cuda.stubs import A100, StubGpu, Stubs, built_driver, load_all
 from tests.ptx.ring import NaiveRing, Types, apart, tolerance
 from xl_export.graph.fused_cpu import DOMAIN
 
@@ -25,7 +25,10 @@ PROVIDER = "CUDAExecutionProvider"
 ON_CUDA = PROVIDER in ort.get_available_providers()
 DEVICE = "cuda" if ON_CUDA else "cpu"
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
-MULTIPROCESSORS = 2
+SMALL = StubGpu(2, 80, 167936)
+H100 = StubGpu(132, 90, 233472)
+RTX_4060 = StubGpu(24, 89, 102400)
+T4 = StubGpu(40, 75, 65536)
 HALVES: dict[str, Any] = {"types": ("float16", "float16"), "gap": 8}
 CASES: dict[str, tuple[dict[str, Any], list[int]]] = {
     "beginning-then-wrapping": ({"first": [0], "M": 4}, [3, 1, 1, 2, 3, 1]),
@@ -52,10 +55,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def stubs() -> Iterator[Stubs]:
     loaded = load_all() if ON_CUDA else Stubs(built_driver())
-    loaded.set_multiprocessors(MULTIPROCESSORS)
+    loaded.set_gpu(SMALL)
     yield loaded
-    loaded.set_multiprocessors(108)
-    loaded.set_compute_capability(80)
+    loaded.set_gpu(A100)
 
 
 @pytest.fixture
@@ -178,9 +180,11 @@ def test_the_node_equals_the_naive_operator(
     assert len(launches) == len(lengths)
 
 
-def launched(ring: NaiveRing, length: int, library: Path, stubs: Stubs) -> tuple[str, list[int]]:
-    """The kernel and the grid of a step on a GPU of 132 multiprocessors, such as an H100."""
-    stubs.set_multiprocessors(132)
+def launched(
+    ring: NaiveRing, length: int, library: Path, stubs: Stubs, gpu: StubGpu = H100
+) -> tuple[str, list[int]]:
+    """The kernel and the grid of a step."""
+    stubs.set_gpu(gpu)
     node = Node(ring, library, stubs)
     launches: list[tuple[str, list[int]]] = []
     stubs.execute_with(lambda name, ptx, sizes, arguments: launches.append((name, list(sizes[:3]))))
@@ -206,59 +210,67 @@ def launched(ring: NaiveRing, length: int, library: Path, stubs: Stubs) -> tuple
 def test_keys_of_tokens_are_divided_among_the_programs_that_run_at_once(
     types: Types, batch: int, length: int, parts: int, library: Path, stubs: Stubs
 ) -> None:
-    """There are places for 528 programs. The memory has 1,600 tokens."""
+    """An H100 has places for 528 programs. The memory has 1,600 tokens."""
     ring = NaiveRing(first=[0] * batch, M=1600, H=8, K=8, spare=length, types=types, gap=8)
     name, grid = launched(ring, length, library, stubs)
     assert (name, grid) == ("ring_attention", [8 * batch, length, parts])
 
 
 @pytest.mark.parametrize(
-    ("types", "batch", "length", "tiles", "parts"),
+    ("types", "batch", "length", "tiles", "parts", "gpu"),
     [
         # 64 queries and 32 keys in a tile, and places for 264 programs.
-        ("float16", 1, 4, 1, 26),
-        ("float16", 1, 16, 1, 26),  # two tiles of keys each, for 208 programs
-        ("float16", 1, 128, 2, 8),  # seven tiles each, since a part has at least 192 keys
-        ("float16", 8, 128, 2, 2),  # 256 programs
-        ("float16", 32, 128, 2, 1),
+        ("float16", 1, 4, 1, 26, H100),
+        ("float16", 1, 16, 1, 26, H100),  # two tiles of keys each, for 208 programs
+        ("float16", 1, 128, 2, 8, H100),  # seven tiles each, since a part has at least 192 keys
+        ("float16", 8, 128, 2, 2, H100),  # 256 programs
+        ("float16", 32, 128, 2, 1, H100),
         # 32 queries and 16 keys, and places for 528.
-        ("float32", 1, 4, 1, 51),
-        ("float32", 1, 16, 1, 26),
-        ("float32", 1, 128, 4, 15),  # 480 programs
-        ("float32", 8, 128, 4, 2),  # 512 programs
-        ("float32", 32, 128, 4, 1),
+        ("float32", 1, 4, 1, 51, H100),
+        ("float32", 1, 16, 1, 26, H100),
+        ("float32", 1, 128, 4, 15, H100),  # 480 programs
+        ("float32", 8, 128, 4, 2, H100),  # 512 programs
+        ("float32", 32, 128, 4, 1, H100),
+        ("float16", 1, 128, 2, 3, RTX_4060),  # 48 programs
+        ("float32", 1, 16, 1, 6, RTX_4060),  # 48, since only two fit into shared memory
     ],
 )
 def test_keys_of_segments_are_divided_among_the_programs_that_run_at_once(
-    types: str, batch: int, length: int, tiles: int, parts: int, library: Path, stubs: Stubs
+    types: str,
+    batch: int,
+    length: int,
+    tiles: int,
+    parts: int,
+    gpu: StubGpu,
+    library: Path,
+    stubs: Stubs,
 ) -> None:
     sizes: dict[str, Any] = {"M": 1600, "H": 8, "K": 8, "spare": length, "gap": 8}
     ring = NaiveRing(first=[0] * batch, types=(types, types), **sizes)
-    name, grid = launched(ring, length, library, stubs)
+    name, grid = launched(ring, length, library, stubs, gpu)
     assert (name, grid) == ("ring_segment_attention", [8 * batch, tiles, parts])
 
 
 @pytest.mark.parametrize(
-    ("sizes", "capability", "in_tiles"),
+    ("sizes", "gpu", "in_tiles"),
     [
-        ({}, 80, True),
-        ({}, 75, False),  # it has other tensor cores
-        ({"types": ("float32", "float16")}, 80, False),
-        ({"K": 64}, 80, True),
-        ({"K": 68}, 80, False),  # tiles of wide heads in floats do not fit into registers
-        (HALVES | {"K": 128}, 80, True),
-        (HALVES | {"K": 12}, 80, False),  # loads of 16 bytes are not possible
-        (HALVES | {"gap": 4}, 80, False),
-        ({"M": 20}, 80, False),  # each of 128 queries has a multiprocessor of its own, which reads one tile
+        ({}, H100, True),
+        ({}, T4, False),  # whose tensor cores multiply other shapes
+        ({"types": ("float32", "float16")}, H100, False),
+        ({"K": 64}, H100, True),
+        ({"K": 68}, H100, False),  # tiles of wide heads in floats do not fit into registers
+        (HALVES | {"K": 128}, H100, True),
+        (HALVES | {"K": 12}, H100, False),  # loads of 16 bytes are not possible
+        (HALVES | {"gap": 4}, H100, False),
+        ({"M": 20}, H100, False),  # each of 128 queries has a multiprocessor of its own, which reads one tile
     ],
     ids=str,
 )
 def test_segments_are_in_tiles_if_a_kernel_fits_and_reads_less(
-    sizes: dict[str, Any], capability: int, in_tiles: bool, library: Path, stubs: Stubs
+    sizes: dict[str, Any], gpu: StubGpu, in_tiles: bool, library: Path, stubs: Stubs
 ) -> None:
-    stubs.set_compute_capability(capability)
     ring = NaiveRing(**{"first": [0], "M": 800, "spare": 64} | sizes)
-    name, _ = launched(ring, 64, library, stubs)
+    name, _ = launched(ring, 64, library, stubs, gpu)
     assert (name == "ring_segment_attention") == in_tiles
 
 

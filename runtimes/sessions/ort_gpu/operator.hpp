@@ -90,6 +90,9 @@ class CudaDriver {
   /// 80 for 8.0.
   int compute_capability() { return 10 * attribute(75) + attribute(76); }
 
+  /// Bytes of shared memory of a multiprocessor.
+  int shared_bytes() { return attribute(81); }
+
  private:
   int attribute(int number) {
     int device = 0, value = 0;
@@ -137,7 +140,8 @@ class CudaAttention : public Node {
       if (tactic.kernel || kernel.halves == IN_FLOATS<Value> || kernel.ring_halves == IN_FLOATS<Stored> ||
           head_dim() > kernel.widest || kernel.oldest > capability || !multiples_of(kernel.multiple))
         continue;
-      tactic = {&kernel, driver_.function(kernel), int64_t{kernel.programs} * multiprocessors_};
+      const int64_t fitting = driver_.shared_bytes() / (kernel.shared_bytes + RESERVED_BYTES);
+      tactic = {&kernel, driver_.function(kernel), std::min<int64_t>(kernel.programs, fitting) * multiprocessors_};
       most_places = std::max(most_places, tactic.places);
       most_queries = std::max(most_queries, tactic.places * kernel.block_t);
     }
@@ -224,6 +228,7 @@ class CudaAttention : public Node {
  private:
   static constexpr int64_t MOST_IN_A_GRID = 65535;
 
+  static constexpr int RESERVED_BYTES = 1024;  // of shared memory for each program, by CUDA
   // Keys that a part has at least for each of its queries. Its partial answers, which are written in floats and read
   // again, are then less than half as many bytes as its keys, values and rows of the table.
   static constexpr int64_t KEYS_FOR_A_QUERY = 3;

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from runtimes.sessions.onnx_runtime import OrtSession
 from tests import host_gpu
 from tests.architectures import ARCHITECTURES
 from tests.cuda.node import emulated, library_for_cpu
-from tests.cuda.stubs import Stubs, built_driver
+from tests.cuda.stubs import A100, Stubs, built_driver
 from tests.nightly import every
 from tests.ptx.ring import naive_node
 from xl_export.artefact.export import export, in_halves_here
@@ -162,8 +163,8 @@ def test_the_kernels_compute_what_the_graph_gives_them(
     host_gpu.install(monkeypatch)
     draw = np.random.default_rng(0)
     stubs = Stubs(built_driver())
-    stubs.set_multiprocessors(1)  # a small GPU, where tiles read less even for few tokens
-    request.addfinalizer(lambda: stubs.set_multiprocessors(108))
+    stubs.set_gpu(replace(A100, multiprocessors=1))  # where tiles read less even for few tokens
+    request.addfinalizer(lambda: stubs.set_gpu(A100))
     with emulated(stubs) as launches:
         standard, session = OrtSession.open(artefact, threads=1, kernel="standard"), host_gpu.opened(artefact)
         assert "attention as one node" in session.computed_by

@@ -148,7 +148,7 @@ _HEADER = """// Written by `python -m xl_export.tensorrt.kernels.ready`.
 /// A kernel of the node. widest: of its heads. halves, ring_halves: whether its tensors are of halves, and
 /// the ring and the position table. multiple: what the head width and the columns are multiples of. oldest:
 /// compute capability, 80 for 8.0. block_t, block_j: queries and keys that a program reads together.
-/// programs: that run at once on a multiprocessor.
+/// programs: for which a multiprocessor has registers.
 struct RingKernel {
   const char* name;
   int widest;
