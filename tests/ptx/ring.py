@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from tests.ptx.driver import execute
+from tests.ptx.driver import EmulatedDriver, execute
 from tests.ptx.machine import GlobalMemory, KernelError
 from tests.ptx.program import parse
 from xl_export.tensorrt.kernels.compile import Kernel
+from xl_export.tensorrt.kernels.driver import Driver
 from xl_export.tensorrt.kernels.ready import RING_FILE
 from xl_export.tensorrt.naive import naive_relative_attention
 from xl_export.tensorrt.operator import Attributes
@@ -291,6 +292,51 @@ def apart(answer: np.ndarray, right: np.ndarray) -> float:
 def tolerance(types: Types, kernel: str = "ring_attention") -> float:
     """The most that `apart` may be. Tensor cores multiply queries, and weights of values, in halves."""
     return 3e-3 if kernel == "ring_segment_attention" and types[0] == "float16" else 1e-5
+
+
+def check(
+    driver: EmulatedDriver | Driver, ring: NaiveRing, kernel: Kernel, lengths: Sequence[int], parts: int
+) -> None:
+    """Compares the answers and the ring after each segment with the naive ones. parts: of the keys."""
+    for length in lengths:
+        segment = ring.segment(length)
+        answer, *written = _launch(driver, ring, kernel, segment, parts)
+        assert apart(answer, ring.answer(*segment)) <= tolerance(ring.types, kernel.name)
+        for found, right in zip(written, (ring.keys, ring.values), strict=True):
+            np.testing.assert_array_equal(found, right)
+
+
+def _launch(
+    driver: EmulatedDriver | Driver,
+    ring: NaiveRing,
+    kernel: Kernel,
+    segment: tuple[np.ndarray, np.ndarray],
+    parts: int,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The answers and the ring after one launch, which leaves all counters at zero."""
+    query, context = segment
+    B, T, _ = query.shape
+    tiles = -(-T // kernel.block_t)
+    partial = B * ring.H * tiles * parts * kernel.block_t
+    counters = np.zeros(B * ring.H * tiles, np.int32)
+    inputs = [query, context, ring.keys, ring.values, ring.positions(T), *ring.constants.values()]
+    own = ring.attributes
+    sizes = (ring.H, ring.K, ring.S, ring.M, ring.R, ring.BIAS_R, ring.N)
+    columns = (query.shape[2], own["query_at"], context.shape[2], own["key_at"], own["value_at"])
+    numbers = (*sizes, *columns, ring.full, ring.nearest, int(not ring.initial), T)
+    results = np.empty((B, T, ring.H * ring.K), ring.types[0]), ring.keys.copy(), ring.values.copy()
+    with driver.freed():
+        addresses = [driver.upload(array) if array.size else 0 for array in inputs]
+        answers = driver.empty(results[0].nbytes)
+        addresses += [answers, driver.empty(4 * partial * ring.K), driver.empty(4 * partial)]
+        addresses.append(driver.upload(counters))
+        grid = B * ring.H, tiles, parts
+        driver.launch(driver.load(kernel), grid, kernel, [*addresses, *numbers])
+        for array, address in zip(results, (answers, *addresses[2:4]), strict=True):
+            driver.download(array, address)
+        driver.download(counters, addresses[-1])
+    assert not counters.any()
+    return results
 
 
 def _refuse_overlaps(parts: dict[str, range]) -> None:

@@ -1,9 +1,9 @@
 // Relative attention over a ring memory as one node of ONNX Runtime's CUDA provider: one kernel launch a node.
 //
 // RingRelativeAttentionOnCuda computes with floats. In RingRelativeAttentionOnCudaOverHalves the ring and the table are
-// of halves, and in RingRelativeAttentionOnCudaInHalves all tensors are. Sums are of floats. The kernels are PTX (`kernels.hpp`,
-// from xl_export/tensorrt/kernels/ring.py), which NVIDIA's driver compiles when a session opens. The driver's library is
-// loaded at run time, so building this needs no CUDA.
+// of halves, and in RingRelativeAttentionOnCudaInHalves all tensors are. Sums are of floats. The kernels are PTX
+// (`kernels.hpp`, from xl_export/tensorrt/kernels/ring.py), which NVIDIA's driver compiles when a session opens. The
+// driver's library is loaded at run time, so building this needs no CUDA.
 //
 // inputs   0 query      [B, T, …]     a token's row holds the queries of all heads, from column `query_at`
 //          1 context    [B, T, …]     likewise its new keys from `key_at` and its values from `value_at`
@@ -131,7 +131,6 @@ class CudaAttention : public Node {
     const auto multiples_of = [&](int multiple) {
       return std::all_of(std::begin(columns), std::end(columns), [=](int column) { return column % multiple == 0; });
     };
-    expect(multiples_of(4));
     multiprocessors_ = driver_.multiprocessors();
     const int capability = driver_.compute_capability();
     int64_t most_places = 0, most_queries = 0;

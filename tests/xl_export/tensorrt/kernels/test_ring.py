@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.ptx import driver
-from tests.ptx.ring import NaiveRing, Types, apart, execute_at, shipped, tolerance
+from tests.ptx.ring import NaiveRing, Types, check, shipped
 from tests.xl_export.tensorrt.kernels.resources import resources
-from xl_export.tensorrt.kernels.compile import REGISTERS, Kernel
+from xl_export.tensorrt.kernels.compile import REGISTERS
 from xl_export.tensorrt.kernels.ready import RING_TACTICS, RingTactic
 
+EMULATED = driver.EmulatedDriver(80, multiprocessors=1)
 RING_IN_HALVES = ("float32", "float16")
 HALVES = ("float16", "float16")
 FLOATS = ("float32", "float32")
@@ -49,42 +49,12 @@ SEGMENTS: dict[str, tuple[dict[str, Any], list[int], int]] = {
 }
 
 
-def launch(
-    ring: NaiveRing, kernel: Kernel, segment: tuple[np.ndarray, np.ndarray], parts: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The answers and the ring after one launch on copies of the ring."""
-    query, context = segment
-    B, T, _ = query.shape
-    tiles = -(-T // kernel.block_t)
-    programs = B * ring.H * tiles * parts
-    tensors = {
-        "queries": query,
-        "context": context,
-        "ring_keys": ring.keys.copy(),
-        "ring_values": ring.values.copy(),
-        "positions": ring.positions(T),
-        **ring.constants,
-        "answers": np.empty((B, T, ring.H * ring.K), ring.types[0]),
-        "mixed_out": np.empty((programs * kernel.block_t, ring.K), np.float32),
-        "level": np.empty(programs * kernel.block_t, np.float32),
-        "counters": np.zeros(B * ring.H * tiles, np.int32),
-    }
-    own = ring.attributes
-    sizes = (ring.H, ring.K, ring.S, ring.M, ring.R, ring.BIAS_R, ring.N)
-    columns = (query.shape[2], own["query_at"], context.shape[2], own["key_at"], own["value_at"])
-    numbers = (*sizes, *columns, ring.full, ring.nearest, int(not ring.initial), T)
-    arguments = [array.ctypes.data for array in tensors.values()] + list(numbers)
-    execute_at(kernel, (B * ring.H, tiles, parts), arguments, types=ring.types)
-    assert not tensors["counters"].any()
-    return tensors["answers"], tensors["ring_keys"], tensors["ring_values"]
-
-
 @pytest.mark.parametrize(("sizes", "lengths", "parts"), CASES.values(), ids=CASES)
 def test_the_shipped_kernel_equals_the_naive_operator(
     sizes: dict[str, Any], lengths: list[int], parts: int
 ) -> None:
     ring = NaiveRing(**sizes)
-    check(ring, shipped(ring.K, ring.types), lengths, parts)
+    check(EMULATED, ring, shipped(ring.K, ring.types), lengths, parts)
 
 
 @pytest.mark.parametrize("types", [HALVES, FLOATS], ids=["halves", "floats"])
@@ -93,29 +63,19 @@ def test_the_shipped_kernel_for_segments_equals_the_naive_operator(
     sizes: dict[str, Any], lengths: list[int], parts: int, types: Types
 ) -> None:
     ring = NaiveRing(**sizes, types=types, gap=8)
-    check(ring, shipped(ring.K, ring.types, "ring_segment_attention"), lengths, parts)
+    check(EMULATED, ring, shipped(ring.K, ring.types, "ring_segment_attention"), lengths, parts)
 
 
 def test_wide_heads_in_tiles() -> None:
     ring = NaiveRing(first=[35], K=104, H=1, M=40, types=HALVES, gap=8, spare=9)
-    check(ring, shipped(ring.K, ring.types, "ring_segment_attention"), [9], 2)
-
-
-def check(ring: NaiveRing, kernel: Kernel, lengths: list[int], parts: int) -> None:
-    """Compares the answers and the ring after each segment."""
-    for length in lengths:
-        segment = ring.segment(length)
-        answer, *written = launch(ring, kernel, segment, parts)
-        assert apart(answer, ring.answer(*segment)) <= tolerance(ring.types, kernel.name)
-        for found, right in zip(written, (ring.keys, ring.values), strict=True):
-            np.testing.assert_array_equal(found, right)
+    check(EMULATED, ring, shipped(ring.K, ring.types, "ring_segment_attention"), [9], 2)
 
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_the_last_program_joins_the_parts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "TOGETHER", 1)  # one program after the other
     ring = NaiveRing(first=[39], M=40)
-    check(ring, shipped(ring.K, ring.types, name), [1], 3)
+    check(EMULATED, ring, shipped(ring.K, ring.types, name), [1], 3)
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -137,10 +97,8 @@ def test_parts_are_joined_only_when_all_are_stored(name: str) -> None:
 def test_a_new_compilation_is_right_and_fits_a_gpu(new: RingTactic) -> None:
     pytest.importorskip("triton")
     ring = NaiveRing(first=[0, 100], K=new.widest, M=40, types=new.types, N=3, spare=70, gap=8)
-    segment = ring.segment(70 if new.tactic.block_t > 1 else 2)
     kernel = new.compiled()
-    answer, *_ = launch(ring, kernel, segment, 2)
-    assert apart(answer, ring.answer(*segment)) <= tolerance(ring.types, kernel.name)
+    check(EMULATED, ring, kernel, [70 if new.tactic.block_t > 1 else 2], 2)
     found = resources(kernel)
     assert found.registers * kernel.threads * new.programs <= REGISTERS
     assert found.spilled <= (16 if kernel.block_t == 1 else 128)  # bytes of each thread
