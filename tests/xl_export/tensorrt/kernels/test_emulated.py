@@ -28,6 +28,7 @@ RING = dataclasses.replace(MIDDLE, slot=(90,), spare=5)
 # Where `sm_80` has the largest tiles for heads of up to 64.
 TILES = {f"{t.kernel}-{t.block_t}x{t.block_j}": t for t in tactics(16, 80)}
 BY_DEFAULT = ("token_attention-1x64", "segment_attention-128x64")
+EMULATED = sorted(PTX_VERSIONS.keys() - {87, 89})  # these two have the code of 8.6
 MULTIPROCESSORS = 2  # few programs, with several tiles of keys each
 
 
@@ -120,7 +121,7 @@ def test_a_query_that_does_not_see_itself_in_pieces_of_columns() -> None:
 
 @pytest.mark.slow  # minutes: hundreds of kernels are compiled
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("capability", PTX_VERSIONS)
+@pytest.mark.parametrize("capability", EMULATED)
 @pytest.mark.parametrize("name", ["middle", "beginning", "ring", *CASES])
 def test_every_embedded_kernel_equals_the_naive_operator(name: str, capability: int) -> None:
     case = {"middle": MIDDLE, "beginning": BEGINNING, "ring": RING, **CASES}[name]
@@ -129,7 +130,7 @@ def test_every_embedded_kernel_equals_the_naive_operator(name: str, capability: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", PTX_VERSIONS)
+@pytest.mark.parametrize("capability", EMULATED)
 @pytest.mark.parametrize("seed", range(8))
 def test_kernels_of_random_cases_equal_the_naive_operator(seed: int, capability: int) -> None:
     case = random_case(100 * capability + seed)
