@@ -141,7 +141,7 @@ def table(counts: Iterable[tuple[str, Counts]]) -> str:
     for name, found in counts:
         token = Counter(event.kind for event in found.token)
         on_device = sum(event.name == "on device" for event in found.token)
-        products = ", ".join(f"{count} {kind}" for kind, count in found.products.items())
+        products = ", ".join(f"{count} {kind}" for kind, count in found.products.items()) or "0"
         replayed = Counter(event.name if event.kind == "copy" else event.kind for event in found.replayed)
         kinds = f" ({', '.join(sorted(set(found.elsewhere)))})" if found.elsewhere else ""
         cells = [

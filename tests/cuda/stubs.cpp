@@ -33,7 +33,8 @@ struct Function {
   std::string name, ptx;
 };
 
-// Executes a kernel that came as PTX. sizes: its grid, the threads of a block, and the bytes of shared memory.
+// Executes a kernel that came as PTX, or the product of cuBLAS. sizes: the kernel's grid, the threads of a block, and the
+// bytes of shared memory; or m, n and k.
 using Executor = void (*)(const char* name, const char* ptx, const unsigned sizes[5], const uint64_t* arguments, int count);
 Executor executor = nullptr;
 
@@ -149,26 +150,30 @@ int release(void* pointer) {
   return std::free(pointer), 0;
 }
 
-// The arguments of a kernel, as its PTX declares them: addresses and integers.
+// The arguments of a kernel, as its PTX declares them: addresses, and the bits of numbers.
 std::vector<uint64_t> values_of(const std::string& ptx, void** arguments) {
   std::vector<uint64_t> values;
   const std::string declared = ptx.substr(0, ptx.find(')'));
-  for (size_t at = declared.find(".param .u"); at != std::string::npos; at = declared.find(".param .u", at + 1)) {
+  for (size_t at = declared.find(".param ."); at != std::string::npos; at = declared.find(".param .", at + 1)) {
     const void* value = arguments[values.size()];
-    const bool wide = declared[at + 9] == '6';
+    const bool wide = declared[at + 9] == '6';  // as in .u64, and not in .u32 or .f32
     values.push_back(wide ? *static_cast<const uint64_t*>(value) : *static_cast<const uint32_t*>(value));
   }
   return values;
+}
+
+// Executes a kernel now, or when the graph that is captured is launched.
+void execute(const std::string& name, const std::string& ptx, std::array<unsigned, 5> sizes, const std::vector<uint64_t>& values) {
+  const auto work = [=] { executor(name.c_str(), ptx.c_str(), sizes.data(), values.data(), static_cast<int>(values.size())); };
+  if (capturing.empty()) work();
+  else captured.push_back(work);
 }
 
 int launch_ptx(const Function* function, std::array<unsigned, 5> sizes, void* stream, void** arguments) {
   if (!capturing.empty() && !capturing.count(stream)) return forbidden;
   note("kernel", function->name);
   if (!executor) return 0;
-  const std::vector<uint64_t> values = values_of(function->ptx, arguments);
-  const auto work = [=] { executor(function->name.c_str(), function->ptx.c_str(), sizes.data(), values.data(), static_cast<int>(values.size())); };
-  if (capturing.empty()) work();
-  else captured.push_back(work);
+  execute(function->name, function->ptx, sizes, values_of(function->ptx, arguments));
   return 0;
 }
 
@@ -411,8 +416,15 @@ int cublasSetMathMode(void*, int mode) { return math_mode = mode, 0; }
 int cublasSgemm_v2() { return multiply(0, 68); }
 int cublasSgemmBatched() { return multiply(0, 68); }
 int cublasSgemmStridedBatched() { return multiply(0, 68); }
-int cublasGemmEx(void*, int, int, int, int, int, const void*, const void*, int type, int, const void*, int, int, const void*, void*, int, int, int compute, int) {
-  return multiply(type, compute);
+int cublasGemmEx(void*, int turn_a, int turn_b, int m, int n, int k, const float* alpha, const void* a, int type, int a_pitch, const void* b, int, int b_pitch,
+                 const float* beta, void* c, int, int c_pitch, int compute, int) {
+  const int code = multiply(type, compute);
+  const auto number = [](auto value) { return static_cast<uint64_t>(value); };
+  const auto address = [](const void* pointer) { return reinterpret_cast<uint64_t>(pointer); };
+  if (!code && executor)
+    execute("cublasGemmEx", "", {unsigned(m), unsigned(n), unsigned(k), 0, 0},
+            {number(turn_a), number(turn_b), number(*alpha), address(a), number(type), number(a_pitch), address(b), number(b_pitch), number(*beta), address(c), number(c_pitch)});
+  return code;
 }
 int cublasGemmBatchedEx(void*, int, int, int, int, int, const void*, const void*, int type, int, const void*, int, int, const void*, void*, int, int, int, int compute,
                         int) {

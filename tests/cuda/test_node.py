@@ -5,27 +5,18 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 
-from runtimes.sessions.fused_cpu import build
-from runtimes.sessions.ort_gpu.session import ON_OUR_STREAM
-from runtimes.sessions.ort_gpu.stream import Stream
-from tests.cuda.node import Sizes, emulated, library_for_cpu
-from tests.cuda.stubs import A100, StubGpu, Stubs, built_driver, load_all
+from tests.cuda.node import ON_CUDA, OneNode, Sizes
+from tests.cuda.stubs import StubGpu, Stubs
 from tests.ptx.ring import NaiveRing, Types, apart, tolerance
 from xl_export.graph.fused_cpu import DOMAIN
 
-PROVIDER = "CUDAExecutionProvider"
-ON_CUDA = PROVIDER in ort.get_available_providers()
-DEVICE = "cuda" if ON_CUDA else "cpu"
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
-SMALL = StubGpu(2, 80, 167936)
 H100 = StubGpu(132, 90, 233472)
 RTX_4060 = StubGpu(24, 89, 102400)
 T4 = StubGpu(40, 75, 65536)
@@ -47,43 +38,13 @@ CASES: dict[str, tuple[dict[str, Any], list[int]]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build() if ON_CUDA else library_for_cpu(tmp_path_factory.mktemp("library"))
-
-
-@pytest.fixture
-def stubs() -> Iterator[Stubs]:
-    loaded = load_all() if ON_CUDA else Stubs(built_driver())
-    loaded.set_gpu(SMALL)
-    yield loaded
-    loaded.set_gpu(A100)
-
-
-@pytest.fixture
-def launches(stubs: Stubs) -> Iterator[list[Sizes]]:
-    """Of the nodes, whose tensors are in allocations of their own."""
-    with emulated(stubs, stubs.room) as found:
-        yield found
-
-
 class Node:
-    """A session over a graph of one node, on the stream that its steps are captured from."""
+    """A node of attention, whose past is on the device."""
 
     def __init__(self, ring: NaiveRing, library: Path, stubs: Stubs) -> None:
         self.ring = ring
         self.stubs = stubs
-        options = ort.SessionOptions()
-        options.register_custom_ops_library(str(library))
-        providers: list[Any] = ["CPUExecutionProvider"]
-        self.options = ort.RunOptions()
-        if ON_CUDA:
-            self.stream = Stream(0)
-            chosen = {"user_compute_stream": str(self.stream.address), "enable_cuda_graph": "1"}
-            providers = [(PROVIDER, chosen)]
-            for name, value in ON_OUR_STREAM.items():
-                self.options.add_run_config_entry(name, value)
-        self.session = ort.InferenceSession(_graph(ring), options, providers=providers)
+        self.session = OneNode(_graph(ring), library)
         self.past = [stubs.on_device(array) for array in (ring.keys, ring.values)]
         self.constants = {name: stubs.on_device(x) for name, x in ring.constants.items() if x.size}
 
@@ -101,14 +62,10 @@ class Node:
         }
         inputs = {name: arrays[name] for name in given} | self.constants
         inputs |= zip(("keys", "values"), self.past, strict=True)
-        io = self.session.io_binding()
-        for bind, tensors in ((io.bind_input, inputs), (io.bind_output, outputs)):
-            for name, array in tensors.items():
-                bind(name, DEVICE, 0, array.dtype, array.shape, array.ctypes.data)
-        return io, arrays
+        return self.session.bind(inputs, outputs), arrays
 
     def run(self, io: Any) -> None:
-        self.session.run_with_iobinding(io, self.options)
+        self.session.run(io)
 
 
 OPERATORS = {
@@ -282,7 +239,7 @@ def test_a_captured_step_is_right_when_it_is_launched(
     node = Node(ring, library, stubs)
     query, context = ring.segment(1)
     io, arrays = node.bind(query, context, node.past)
-    launch = node.stream.capture(lambda: node.run(io))
+    launch = node.session.stream.capture(lambda: node.run(io))
     assert launches == []  # nothing of a step runs while it is captured
     for _ in range(4):
         new = {"queries": query, "context": context, "positions": ring.positions(1)}

@@ -9,11 +9,13 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 from runtimes import open_session
+from runtimes.sessions.fused_cpu import build
 from runtimes.sessions.ort_gpu.loading import OF_SHAPES
 from runtimes.sessions.ort_gpu.machine_code import codes_of
 from runtimes.sessions.ort_gpu.provider import PROVIDER
@@ -122,6 +124,39 @@ def test_a_layers_attention_is_one_launch_as_a_node(counts: dict[str, Counts]) -
     for name, found in counts.items():
         launches = sum(event.name == "ring_attention" for event in found.token)
         assert launches == (LAYERS if "node" in name else 0), name
+
+
+def test_products_are_launches_of_ours(counts: dict[str, Counts]) -> None:
+    """Five launches a layer: attention and four products. Three more for the embedding and the logits, and in
+    halves one that makes floats of the logits.
+    """
+    for name, found in counts.items():
+        if "node" in name:
+            launches = Counter(event.name for event in found.token if event.kind in ("kernel", "product"))
+            assert launches["product_of_few_rows"] == 4 * LAYERS + 1, name
+            assert launches.total() == 5 * LAYERS + 3 + ("--precision fp16" in name), name
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_layer_of_a_segment_is_eight_launches(precision: str, tmp_path: Path) -> None:
+    """cuBLAS has no norms and biases, and no additions of residuals: one more launch for three of four."""
+    from xl_export.artefact import export as exporting
+
+    (tmp_path / "run").mkdir()
+    build()  # the library of the node
+    with patch.object(exporting, "on_cuda", return_value=None):
+        run = make_run(tmp_path / "run")
+        artefact = exporting.export(run, tmp_path / "artefact", attention="plugin", precision=precision)
+    stubs = load_all()
+    session = open_session(artefact, device="cuda", threads=1)
+    memory = session.start(3)
+    stubs.forget()
+    session.predict(np.zeros((3, 4), np.int64), memory)
+    found = [event for event in stubs.events() if not event.captured]
+    launches = Counter(event.name for event in found if event.kind in ("kernel", "product"))
+    assert launches["product_end"] == 3 * LAYERS + 1
+    assert launches[{"fp32": "float32", "fp16": "float16"}[precision]] == 4 * LAYERS + 1
+    assert launches.total() == 8 * LAYERS + 4 + (precision == "fp16")
 
 
 def test_the_graph_for_engines_multiplies_in_float16(counts: dict[str, Counts]) -> None:

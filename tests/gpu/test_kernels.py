@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.ptx import product
 from tests.ptx.ring import NaiveRing, Types, all_shipped, check
 from xl_export.tensorrt.kernels.cases import CASES
 from xl_export.tensorrt.kernels.compile import JOINS, Kernel, tactics
@@ -38,3 +39,12 @@ def test_the_kernels_of_the_node_equal_the_naive_one(
         pytest.skip("tiles need compute capability 8.0")
     ring = NaiveRing(first=[0, 700, -3], K=widest, H=4, M=300, types=types, N=5, gap=8, spare=130)
     check(driver, ring, kernel, [130, 1, 2, 70] if kernel.block_t > 1 else [3, 1], parts)
+
+
+@pytest.mark.parametrize("dtype", product.TOLERANCES)
+def test_the_kernels_of_products_equal_the_naive_one(dtype: str) -> None:
+    driver = Driver()
+    for case in (*product.CASES.values(), product.Case(8, 2048, 512, product.ALL)):
+        product.check_few_rows(driver, case, dtype)
+    for case in product.ENDS.values():
+        product.check_end(driver, case, dtype)

@@ -5,7 +5,6 @@ The kernels are those that the package carries (`kernels.hpp`).
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import json
 import re
@@ -15,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.ptx.driver import EmulatedDriver, execute
-from tests.ptx.machine import GlobalMemory, KernelError
-from tests.ptx.program import parse
+from tests.ptx.driver import EmulatedDriver
+from tests.ptx.launch import execute_over
 from xl_export.tensorrt.kernels.compile import Kernel
 from xl_export.tensorrt.kernels.driver import Driver
 from xl_export.tensorrt.kernels.ready import RING_FILE
@@ -236,8 +234,6 @@ def execute_at(
 ) -> None:
     """Executes a launch over tensors of this process. arguments: addresses and numbers, in order. room: how
     many bytes there are from an address on; every tensor must have its size there.
-
-    Every tensor is copied to the emulator with its exact size, and what the kernel writes is copied back.
     """
     addresses = dict(zip(POINTERS, arguments, strict=False))
     numbers = dict(zip(NUMBERS, arguments[len(POINTERS) :], strict=True))
@@ -265,22 +261,16 @@ def execute_at(
         "level": 4 * programs * kernel.block_t,
         "counters": 4 * programs // grid[2],
     }
-    for name, size in sizes.items():
-        if room and size > room(addresses[name]):
-            raise KernelError(f"{name} has {size} bytes and room for {room(addresses[name])}")
-    _refuse_overlaps({name: range(addresses[name], addresses[name] + size) for name, size in sizes.items()})
-    memory = GlobalMemory()
-    places = {}
-    for name, size in sizes.items():
-        places[name] = memory.allocate(size)
-        if name not in ("answers", "mixed_out", "level") and size:
-            memory.upload(places[name], _bytes(addresses[name], size))
-    values = [*places.values(), *numbers.values()]
-    program = parse(kernel.ptx, kernel.name)
-    execute(program, values, grid=grid, shared_bytes=kernel.shared_bytes, memory=memory)
-    for name in ("ring_keys", "ring_values", "answers", "counters"):
-        if sizes[name]:
-            _bytes(addresses[name], sizes[name])[:] = memory.download(places[name], sizes[name])
+    execute_over(
+        kernel,
+        grid,
+        addresses,
+        sizes,
+        list(numbers.values()),
+        written=("ring_keys", "ring_values", "answers", "counters"),
+        undefined=("answers", "mixed_out", "level"),
+        room=room,
+    )
 
 
 def apart(answer: np.ndarray, right: np.ndarray) -> float:
@@ -337,15 +327,3 @@ def _launch(
         driver.download(counters, addresses[-1])
     assert not counters.any()
     return results
-
-
-def _refuse_overlaps(parts: dict[str, range]) -> None:
-    """Raises KernelError if bytes that a kernel writes belong to two tensors."""
-    for name in WRITTEN:
-        for other, part in parts.items():
-            if other != name and max(part.start, parts[name].start) < min(part.stop, parts[name].stop):
-                raise KernelError(f"{name} overlaps {other}")
-
-
-def _bytes(address: int, size: int) -> np.ndarray:
-    return np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8)

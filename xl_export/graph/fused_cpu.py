@@ -108,6 +108,12 @@ class FusedStepGraph(StepGraph):
         return self.op.custom(DOMAIN, PRODUCT, inputs, {"turned": 1}, outputs=1)[0]
 
     def attention(self, layer: int, x: ir.Value, groups: list[Group], present: list[ir.Value]) -> ir.Value:
+        return self.output(layer, *self.answers(layer, x, groups, present))
+
+    def answers(
+        self, layer: int, x: ir.Value, groups: list[Group], present: list[ir.Value]
+    ) -> tuple[list[ir.Value], list[int], ir.Value | None]:
+        """What `output` makes the first sublayer's answer of."""
         op = self.op
         config = self.config
         order = [head for group in groups for head in group.heads]
@@ -125,14 +131,14 @@ class FusedStepGraph(StepGraph):
             width = len(group.heads) * config.head_dim
             answers.append(self.custom_node(self.operator, inputs, attributes, present, width=width))
         if config.sublayers not in ("head-split", "attn-split", "single-head"):
-            return self.output(layer, answers, [*order, *others])
+            return answers, [*order, *others], None
         # Persistent vectors have a softmax of their own, in standard operators.
         first, widths = packed[0]
         queries = self.split_heads(op.split(first, widths, axis=2)[0] if len(widths) > 1 else first)
         if others:
             alone = attend_persistent(self, layer, self.cut(queries, [len(order), len(others)])[1])
             answers.append(self.join_heads(alone))
-        return self.output(layer, answers, [*order, *others], queries)
+        return answers, [*order, *others], queries
 
     def attributes(self, group: Group, *, at: int, keys_at: int, heads: int) -> dict[str, int | float]:
         """The attributes of attention for a group of heads.

@@ -31,7 +31,8 @@
 //          3, 4 scales  float [B, h, S, 1]  the same for inputs 17 and 18
 // attributes: heads, head_dim, mem_len, nearest, full, query_at, key_at, value_at; float epsilon, with a gate
 //
-// RingRelativeAttentionOnCuda is an operator of the CUDA provider (`../ort_gpu/operator.hpp`).
+// RingRelativeAttentionOnCuda and ProductOnCuda are operators of the CUDA provider (`operator.hpp` and `product.hpp` in
+// `../ort_gpu/`).
 //
 // RingRelativeLayer, RingRelativeLayerOverHalves and RingRelativeLayerOverBytes compute a whole layer around it.
 // D is the width of the model, and F the width of the feed-forward network. Inputs 2 to 18 are as above; also
@@ -60,7 +61,7 @@
 #define EXPORTED
 #else
 #define EXPORTED __attribute__((visibility("default")))
-#include "../ort_gpu/operator.hpp"
+#include "../ort_gpu/product.hpp"
 #endif
 #include "layer.hpp"
 #include "softmax.hpp"
@@ -107,7 +108,7 @@ Operator described(const char* operator_name) {
   };
   op.GetOutputTypeCount = [](const OrtCustomOp*) -> size_t { return Node::OUTPUTS; };
   op.GetInputCharacteristic = [](const OrtCustomOp*, size_t i) {
-    return i < 2 || (i == 5 && Node::OUTPUTS > 1) ? INPUT_OUTPUT_REQUIRED : INPUT_OUTPUT_OPTIONAL;
+    return i < 2 || (i == 5 && Node::OUTPUTS > 2) ? INPUT_OUTPUT_REQUIRED : INPUT_OUTPUT_OPTIONAL;
   };
   op.GetOutputCharacteristic = [](const OrtCustomOp*, size_t i) {
     return i > 0 ? INPUT_OUTPUT_OPTIONAL : INPUT_OUTPUT_REQUIRED;
@@ -153,6 +154,8 @@ const auto& operators() {
       on_cuda<xl::CudaAttention<float, float>>("RingRelativeAttentionOnCuda"),
       on_cuda<xl::CudaAttention<float, xl::half>>("RingRelativeAttentionOnCudaOverHalves"),
       on_cuda<xl::CudaAttention<xl::half, xl::half>>("RingRelativeAttentionOnCudaInHalves"),
+      on_cuda<xl::CudaProduct<float>>("ProductOnCuda"),
+      on_cuda<xl::CudaProduct<xl::half>>("ProductOnCudaInHalves"),
 #endif
   };
   return all;

@@ -30,6 +30,7 @@ SOURCES = (
     "half.hpp",
     "vectors.hpp",
     "../ort_gpu/operator.hpp",  # of another device, in the same library
+    "../ort_gpu/product.hpp",
     "../ort_gpu/kernels.hpp",
 )
 _LISTED = json.loads(Path(__file__).with_name("variants.json").read_text(encoding="utf-8"))

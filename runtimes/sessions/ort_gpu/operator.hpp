@@ -59,11 +59,12 @@ class CudaDriver {
   }
 
   /// A kernel's function in the current context, compiled once for each context.
-  void* function(const RingKernel& kernel) {
+  template <class Kernel>
+  void* function(const Kernel& kernel) {
     std::lock_guard<std::mutex> lock(guard_);
     void* context = nullptr;
     call("cuCtxGetCurrent", &context);
-    void*& found = functions_[{context, &kernel}];
+    void*& found = functions_[{context, kernel.ptx}];
     if (!found) {
       void* module = nullptr;
       try {
@@ -107,7 +108,7 @@ class CudaDriver {
 
   void* library_;
   std::mutex guard_;
-  std::map<std::pair<void*, const RingKernel*>, void*> functions_;
+  std::map<std::pair<void*, const char*>, void*> functions_;
 };
 
 /// Stored: of the ring and the table. Value: of all other tensors.

@@ -23,6 +23,7 @@ from tests.architectures import ARCHITECTURES
 from tests.cuda.node import emulated, library_for_cpu
 from tests.cuda.stubs import A100, Stubs, built_driver
 from tests.nightly import every
+from tests.ptx.product import product_node
 from tests.ptx.ring import naive_node
 from xl_export.artefact.export import export, in_halves_here
 from xl_export.graph.fused_cpu import DOMAIN
@@ -45,6 +46,15 @@ def evaluator(graph: Path) -> Any:
             answer, keys, values = naive_node(*inputs, **attributes)
             return answer.astype(inputs[0].dtype), keys, values
 
+    class Product(OpRun):
+        op_domain = DOMAIN
+
+        def _run(self, *inputs: Any, relu: int, epsilon: float) -> Any:
+            return product_node(*inputs, relu=bool(relu), epsilon=epsilon)
+
+    class ProductOnCuda(Product):
+        pass
+
     class RingRelativeAttentionOnCuda(Node):
         pass
 
@@ -54,10 +64,15 @@ def evaluator(graph: Path) -> Any:
     class RingRelativeAttentionOnCudaInHalves(Node):
         pass
 
+    class ProductOnCudaInHalves(Product):
+        pass
+
     nodes = [
         RingRelativeAttentionOnCuda,
         RingRelativeAttentionOnCudaOverHalves,
         RingRelativeAttentionOnCudaInHalves,
+        ProductOnCuda,
+        ProductOnCudaInHalves,
     ]
     return ReferenceEvaluator(onnx.load(graph), new_ops=nodes)
 
@@ -142,6 +157,7 @@ def test_the_stated_loss_is_of_the_step_in_halves(
 @pytest.mark.parametrize(
     ("name", "precision", "tolerance"),
     [
+        ("transformer-xl", "fp32", 1e-4),
         ("transformer-xl-untied-pre-norm", "fp32", 1e-4),
         ("all-attention", "fp32", 1e-4),
         ("all-attention", "fp16", 1e-2),
@@ -165,7 +181,8 @@ def test_the_kernels_compute_what_the_graph_gives_them(
     stubs = Stubs(built_driver())
     stubs.set_gpu(replace(A100, multiprocessors=1))  # where tiles read less even for few tokens
     request.addfinalizer(lambda: stubs.set_gpu(A100))
-    with emulated(stubs) as launches:
+    stubs.forget()
+    with emulated(stubs):
         standard, session = OrtSession.open(artefact, threads=1, kernel="standard"), host_gpu.opened(artefact)
         assert "attention as one node" in session.computed_by
         memories = [one.start(2) for one in (standard, session)]
@@ -177,7 +194,10 @@ def test_the_kernels_compute_what_the_graph_gives_them(
             expected, memories[0] = standard.step(tokens, memories[0])
             logits, memories[1] = session.step(tokens, memories[1])
             assert np.abs(logits - expected)[seen].max() < tolerance
-    assert len({sizes[3:] for sizes in launches}) == 2  # kernels, for the segment and for the token
+    # For the segment and for the token.
+    attention = {"ring_segment_attention", "ring_attention"}
+    kernels = {event.name for event in stubs.events() if event.kind == "kernel"}
+    assert kernels == attention | {"product_end", "product_of_few_rows"}
 
 
 @pytest.mark.parametrize(

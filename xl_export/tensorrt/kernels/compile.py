@@ -42,6 +42,8 @@ _TYPES = (
     | dict.fromkeys(("T", "J", "rows", "parts"), "i32")
     | dict.fromkeys(("mixed_out", "mixed", "level"), "*fp32")
     | dict.fromkeys((*_ALIGNED, "H", "S", "M", "R", "BIAS_R", "N", "full_mask", "nearest", "masked"), "i32")
+    | dict.fromkeys(("has_bias", "has_residual", "normed", "residual_normed", "relu"), "i32")
+    | {"epsilon": "fp32"}
 )
 
 
@@ -52,7 +54,13 @@ class Tactic:
     """
 
     kernel: Literal[
-        "segment_attention", "token_attention", "join_parts", "ring_attention", "ring_segment_attention"
+        "segment_attention",
+        "token_attention",
+        "join_parts",
+        "ring_attention",
+        "ring_segment_attention",
+        "product_of_few_rows",
+        "product_end",
     ]
     block_t: int
     block_j: int
@@ -306,6 +314,8 @@ def _signature(
     divisors = {at: 16 for at, kind in enumerate(signature.values()) if kind.startswith("*")}
     if "ring_keys" in signature:
         divisors |= {names.index(name): multiple for name in _ALIGNED}
+    if "matrix" in signature:
+        divisors[names.index("K")] = 8 if pointer == _POINTERS["float16"] else 4  # 16 bytes
     return signature, divisors
 
 

@@ -103,9 +103,9 @@ class Driver:
     def launch(
         self, function: Any, grid: tuple[int, int, int], kernel: Kernel, arguments: Sequence[int]
     ) -> None:
-        """Queues a kernel. arguments: addresses and integers in the order of its parameters."""
+        """Queues a kernel. arguments: addresses, integers and the bits of floats, as its parameters."""
         kinds = tuple(
-            ctypes.c_int32 if kind == "u32" else ctypes.c_void_p for kind in parameter_kinds(kernel)
+            ctypes.c_void_p if kind == "u64" else ctypes.c_int32 for kind in parameter_kinds(kernel)
         )
         assert len(kinds) == len(arguments), (kernel.name, kinds, arguments)
         block = (kernel.threads, 1, 1)

@@ -37,7 +37,7 @@ FILE = Path(__file__).with_name("ready.json")
 # What the C++ operator includes (`operator.hpp` next to it).
 RING_FILE = Path(__file__).parents[3] / "runtimes" / "sessions" / "ort_gpu" / "kernels.hpp"
 # What the kernels are compiled from. Only a nightly test notices that `compile.py` compiles them otherwise.
-SOURCES = ("common", "segment", "skew", "token", "join", "ring")
+SOURCES = ("common", "segment", "skew", "token", "join", "ring", "product")
 ORIGIN = "compiled from"  # the entry of FILE with the hash, and the release of Triton
 # The widest heads of a kernel `ring_attention`, and its lanes.
 RING_WIDTHS = {64: 32, 128: 16}
@@ -47,6 +47,11 @@ RING_TYPES: tuple[tuple[Type, Type], ...] = (
     ("float32", "float16"),
     ("float16", "float16"),
 )
+# The most rows of a kernel of products, its columns for each program, and how many numbers of a row it reads
+# together.
+PRODUCT_ROWS = {1: (4, 512), 8: (4, 256)}
+PRODUCT_TYPES: tuple[Type, ...] = ("float32", "float16")
+END_COLUMNS = 512  # of `product_end`, that are computed together
 SEGMENT = CASES["three-tiles-of-queries"]
 # A case, its tactic, and the oldest compute capability that runs it.
 READY = {
@@ -128,18 +133,46 @@ RING_TACTICS = (
 )
 
 
+def product_kernel(rows: int, dtype: Type) -> Kernel:
+    """The kernel for products of at most this many rows."""
+    columns, depth = PRODUCT_ROWS[rows]
+    # Each thread reads 16 bytes of weights at a time.
+    warps = 8 if rows > 1 and dtype == "float32" else 4
+    tactic = Tactic(kernel="product_of_few_rows", block_t=rows, block_j=columns, warps=warps, stages=1)
+    fixed: dict[str, int | None] = {"ROWS": rows, "BLOCK_N": columns, "BLOCK_K": depth}
+    return compile_kernel(tactic, fixed, compute_capability=75, dtype=dtype)
+
+
+def end_kernel(dtype: Type) -> Kernel:
+    """The kernel for what comes behind a product of more rows."""
+    tactic = Tactic(kernel="product_end", block_t=1, block_j=END_COLUMNS, warps=4, stages=1)
+    return compile_kernel(tactic, {"BLOCK": END_COLUMNS}, compute_capability=75, dtype=dtype)
+
+
 def ring_source() -> str:
-    """The C++ header with the kernels of the node."""
+    """The C++ header with the kernels of the nodes."""
     entries = []
     for each in RING_TACTICS:
         kernel = each.compiled()
         halves = [int(dtype == "float16") for dtype in each.types]
         numbers = [each.widest, *halves, aligned(each.tactic, each.types[0]), each.oldest]
         numbers += [kernel.block_t, each.tactic.block_j, each.programs, kernel.threads, kernel.shared_bytes]
-        lines = [line.strip() for line in re.sub("//.*", "", kernel.ptx).splitlines()]
-        text = "\n".join(filter(None, lines))
-        entries.append(f'    {{"{kernel.name}", {", ".join(map(str, numbers))}, {json_text(text)}}},\n')
-    return f"// {ORIGIN}: {origin()}\n{_HEADER}" + "".join(entries) + "};\n"
+        entries.append(_entry(numbers, kernel))
+    products = []
+    for dtype in PRODUCT_TYPES:
+        kernels = [(rows, PRODUCT_ROWS[rows][0], product_kernel(rows, dtype)) for rows in PRODUCT_ROWS]
+        for rows, columns, kernel in (*kernels, (0, 0, end_kernel(dtype))):
+            numbers = [int(dtype == "float16"), rows, columns, kernel.threads, kernel.shared_bytes]
+            products.append(_entry(numbers, kernel))
+    parts = [f"// {ORIGIN}: {origin()}\n{_HEADER}", *entries, _PRODUCTS, *products]
+    return "".join(parts) + "};\n"
+
+
+def _entry(numbers: list[int], kernel: Kernel) -> str:
+    """A kernel in an array of C++, its text without comments."""
+    lines = [line.strip() for line in re.sub("//.*", "", kernel.ptx).splitlines()]
+    text = "\n".join(filter(None, lines))
+    return f'    {{"{kernel.name}", {", ".join(map(str, numbers))}, {json_text(text)}}},\n'
 
 
 _HEADER = """// Written by `python -m xl_export.tensorrt.kernels.ready`.
@@ -158,6 +191,20 @@ struct RingKernel {
 };
 
 constexpr RingKernel RING_KERNELS[] = {
+"""
+
+_PRODUCTS = """};
+
+/// A kernel of products. halves: whether its tensors are of them. rows: the most that it multiplies; 0 for
+/// `product_end`. columns: of the result, that a program computes.
+struct ProductKernel {
+  const char* name;
+  bool halves;
+  int rows, columns, threads, shared_bytes;
+  const char* ptx;
+};
+
+constexpr ProductKernel PRODUCT_KERNELS[] = {
 """
 
 
