@@ -28,6 +28,7 @@ from tests.ptx.ring import naive_node
 from xl_export.artefact.export import export, in_halves_here
 from xl_export.graph.fused_cpu import DOMAIN
 
+SIZES = {"head_dim": 8, "d_ff": 24}  # for products in halves
 LENGTHS = (3, 8, 1, 1, 8, 5, 8)  # beyond the end of the ring
 GATED = {name for name, sizes in ARCHITECTURES.items() if (span := sizes.get("span")) and span.epsilon}
 SERVED = tuple(sorted(set(ARCHITECTURES) - GATED))
@@ -106,7 +107,7 @@ def apart(artefact: Path) -> float:
 def test_the_graph_equals_the_one_of_standard_operators(
     name: str, make_run: Callable[..., Path], tmp_path: Path
 ) -> None:
-    run = make_run(**{"head_dim": 8} | ARCHITECTURES[name])
+    run = make_run(**SIZES | ARCHITECTURES[name])
     assert apart(export(run, tmp_path / "artefact", attention="plugin", memory="ring")) < 1e-4
 
 
@@ -122,7 +123,7 @@ def test_with_weights_in_halves_everything_is_in_halves(
 ) -> None:
     import onnx
 
-    run = make_run(**{"head_dim": 8} | ARCHITECTURES[name])
+    run = make_run(**SIZES | ARCHITECTURES[name])
     artefact = export(run, tmp_path / "artefact", attention="plugin", memory="ring", precision="fp16")
     assert load_spec(artefact).memory_precision == "fp16"
     assert 1e-6 < apart(artefact) < 1e-2
@@ -153,6 +154,21 @@ def test_the_stated_loss_is_of_the_step_in_halves(
     assert measured.kl_nats > 1e-3
 
 
+@pytest.mark.parametrize(
+    ("precision", "d_ff", "ours"),
+    [("fp32", 20, True), ("fp32", 22, False), ("fp16", 24, True), ("fp16", 20, False), ("int8", 24, False)],
+)
+def test_products_are_ours_if_their_kernels_can_read_the_weights(
+    precision: Any, d_ff: int, ours: bool, make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    import onnx
+
+    run = make_run(head_dim=8, d_ff=d_ff)
+    artefact = export(run, tmp_path / "artefact", attention="plugin", precision=precision)
+    kinds = {node.op_type for node in onnx.load(artefact / CUDA_GRAPH).graph.node}
+    assert any(kind.startswith("ProductOnCuda") for kind in kinds) == ours
+
+
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 @pytest.mark.parametrize(
     ("name", "precision", "tolerance"),
@@ -172,7 +188,7 @@ def test_the_kernels_compute_what_the_graph_gives_them(
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> None:
-    run = make_run(**{"head_dim": 8} | ARCHITECTURES[name])
+    run = make_run(**SIZES | ARCHITECTURES[name])
     artefact = export(run, tmp_path / "artefact", attention="plugin", memory="ring", precision=precision)
     library = library_for_cpu(tmp_path)
     monkeypatch.setattr(fused_cpu, "built", lambda: library)
