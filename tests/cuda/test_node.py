@@ -219,6 +219,8 @@ def test_keys_of_segments_are_divided_among_the_programs_that_run_at_once(
         (HALVES | {"K": 128}, H100, True),
         (HALVES | {"K": 12}, H100, False),  # loads of 16 bytes are not possible
         (HALVES | {"gap": 4}, H100, False),
+        (HALVES | {"tails": (4, 0)}, H100, False),
+        (HALVES | {"tails": (0, 4)}, H100, False),
         ({"M": 20}, H100, False),  # each of 128 queries has a multiprocessor of its own, which reads one tile
     ],
     ids=str,

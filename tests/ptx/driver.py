@@ -14,6 +14,7 @@ from tests.ptx.program import Program, parse
 from xl_export.tensorrt.kernels.compile import Kernel
 
 TOGETHER = 16384  # threads that advance together, in whole blocks
+ORDER = 1  # in which blocks run; -1 is the last one first
 
 
 def execute(
@@ -26,6 +27,7 @@ def execute(
 ) -> None:
     """Executes every block of a grid. arguments: addresses and integers in the order of the parameters."""
     blocks = [(x, y, z) for z in range(grid[2]) for y in range(grid[1]) for x in range(grid[0])]
+    blocks = blocks[::ORDER]
     each = max(1, TOGETHER // program.threads)
     for start in range(0, len(blocks), each):
         machine = Machine(

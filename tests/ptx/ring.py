@@ -84,6 +84,7 @@ class NaiveRing:
     full: int = 0
     nearest: int = 0
     gap: int = 4  # columns that belong to nothing, before each part of a tensor
+    tails: tuple[int, int] = (0, 0)  # and behind the last part, of queries and context
     packed: bool = False  # whether queries, keys and values are columns of one tensor
     initial: bool = False  # whether every token before a text has a key and a value
     types: Types = ("float32", "float32")
@@ -126,8 +127,8 @@ class NaiveRing:
         if self.packed:
             query = context = self.random(*size, 3 * width)
         else:
-            query = self.random(*size, width + self.gap)
-            context = self.random(*size, 2 * width + 3 * self.gap)
+            query = self.random(*size, width + self.gap + self.tails[0])
+            context = self.random(*size, 2 * width + 3 * self.gap + self.tails[1])
         at = self.attributes["query_at"]
         query[:, :, at : at + width] /= self.K**0.5
         return query, context

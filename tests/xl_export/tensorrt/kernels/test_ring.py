@@ -71,9 +71,12 @@ def test_wide_heads_in_tiles() -> None:
     check(EMULATED, ring, shipped(ring.K, ring.types, "ring_segment_attention"), [9], 2)
 
 
+@pytest.mark.parametrize("order", [1, -1])
 @pytest.mark.parametrize("name", KERNELS)
-def test_the_last_program_joins_the_parts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_may_run_in_any_order(name: str, order: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last one joins the parts, and none reads what another one writes to the ring."""
     monkeypatch.setattr(driver, "TOGETHER", 1)  # one program after the other
+    monkeypatch.setattr(driver, "ORDER", order)
     ring = NaiveRing(first=[39], M=40)
     check(EMULATED, ring, shipped(ring.K, ring.types, name), [1], 3)
 
