@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from runtimes.base.errors import MissingPackageError
 from trainer.run.config import TrainConfig
 from trainer.run.optimizer_config import OptimizerConfig
 from trainer.training.shard import clip_whole, norms
@@ -66,6 +67,11 @@ class MuonAdamW(torch.optim.Optimizer):
     """Muon for the matrices of linear layers and AdamW for the rest, which share one state and one rate."""
 
     def __init__(self, settings: OptimizerConfig, named: Sequence[tuple[str, nn.Parameter]]) -> None:
+        if not hasattr(torch.optim, "Muon"):
+            raise MissingPackageError(
+                f"optimizer.kind is muon, which needs PyTorch 2.9 or newer, and {torch.__version__} is installed; "
+                "run `pip install -U 'torch>=2.9'`, or give kind adamw."
+            )
         matrices = [parameter for name, parameter in named if is_linear(name, parameter)]
         self.adamw = _adamw(settings, [pair for pair in named if not is_linear(*pair)])
         self.muon = torch.optim.Muon(

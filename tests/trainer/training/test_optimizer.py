@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from runtimes.base.errors import MissingPackageError
 from trainer.model.config import SpanConfig, VocabularyConfig
 from trainer.model.model import LanguageModel
 from trainer.run.config import TrainConfig
@@ -134,6 +135,13 @@ def test_muon_changes_linear_layers_and_adamw_the_rest(make_config: Make) -> Non
         *(f"momentum_buffer.{name}" for name in linear),
         *(f"{kind}.{name}" for name in named.keys() - linear for kind in ("step", "exp_avg", "exp_avg_sq")),
     }
+
+
+def test_muon_names_the_pytorch_that_it_needs(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.optim, "Muon")
+    config = make_config(optimizer="muon", vocab_size=20)
+    with pytest.raises(MissingPackageError, match=r"needs PyTorch 2\.9"):
+        make_optimizer(config, LanguageModel(config.model))
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
