@@ -131,10 +131,12 @@ def expose_casts(graph: onnx.GraphProto) -> None:
     attentions = [node for node in graph.node if node.op_type == "Attention"]
     keys_and_values = {name for node in attentions for name in node.input[1:3]}
     biases = {name for node in attentions for name in node.input[3:]}
+    in_half = {x.name for x in graph.value_info if x.type.tensor_type.elem_type == onnx.TensorProto.FLOAT16}
+    # A traced module may cast integers to its mask.
     halves = {
         node.output[0]: node.input[0]
         for node in graph.node
-        if node.op_type == "Cast" and node.output[0] in biases
+        if node.op_type == "Cast" and node.output[0] in biases and node.input[0] in in_half
     }
     same_shape = "xl_export.same_shape"
     graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(4, np.int64), same_shape))

@@ -15,7 +15,7 @@ from runtimes.contract.spec import GRAPH, Spec, load_spec
 from runtimes.contract.tensors import head_groups
 from tests.architectures import ARCHITECTURES
 from xl_export.artefact.export import export
-from xl_export.tensorrt.network import inline_attention
+from xl_export.tensorrt.network import expose_casts, inline_attention
 
 KINDS = [
     ("transformer-xl", "ring"),
@@ -54,6 +54,22 @@ def test_distances_and_masks_are_computed_once_with_the_same_answers(
         feed = step_inputs(spec, batch=2, tokens=tokens)
         expected, found_answers = (session.run(None, feed) for session in sessions)
         assert all(map(np.array_equal, found_answers, expected))
+
+
+def test_a_mask_that_is_cast_from_integers_stays_a_mask() -> None:
+    """As a traced module has it; the casts from halves are `to_half`'s."""
+    text = """<ir_version: 10, opset_import: ["": 23]>
+    graph (float16[1,2,3,4] q, float16[1,2,3,4] k, float16[1,2,3,4] v, int64[3,3] seen) => (float[1,2,3,4] y) {
+        wide_q = Cast <to = 1> (q)
+        wide_k = Cast <to = 1> (k)
+        wide_v = Cast <to = 1> (v)
+        mask = Cast <to = 9> (seen)
+        y = Attention (wide_q, wide_k, wide_v, mask)
+    }"""
+    model = onnx.parser.parse_model(text)
+    expose_casts(model.graph)
+    onnx.checker.check_model(model, full_check=True)
+    assert model.graph.node[-1].input[3] == "mask"
 
 
 def step_inputs(spec: Spec, *, batch: int, tokens: int) -> dict[str, np.ndarray]:
