@@ -230,6 +230,7 @@ def test_a_text_begins_with_the_token_before_texts() -> None:
             {"prompt": PROMPT, "bos": True},
             {"prompt": [vocab.special.before_text, *ids]},
             {"prompt": ids, "bos": True},  # ids are fed as they are
+            {"prompt": "", "bos": True},  # no other token is needed
         ]
         answers = [server.post("/v1/completions", asked | one).json()["choices"][0] for one in prompts]
     texts, ids_only = [answer["text"] for answer in answers], answers[2]["logprobs"]
@@ -237,3 +238,4 @@ def test_a_text_begins_with_the_token_before_texts() -> None:
     assert answers[0]["logprobs"]["token_logprobs"][1] is not None
     assert ids_only["tokens"][0] == f"token_id:{ids[0]}"
     assert texts[0].startswith(PROMPT)
+    assert answers[3]["logprobs"]["tokens"][0] == f"token_id:{vocab.special.before_text}"

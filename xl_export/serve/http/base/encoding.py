@@ -40,15 +40,16 @@ def encoding(
     param: str,
     limits: Limits | None = None,
     before: int = 0,
+    first: int | None = None,
 ) -> np.ndarray:
     """The token ids int64 [N] of a text or of a list of ids.
 
-    what, param: the prompt and the field in messages. before: how many tokens the request has already. Raises
-    RefusedError for a prompt without tokens or with tokens of another vocabulary, and if the request has
-    more tokens than the limits allow, as soon as that is known.
+    what, param: the prompt and the field in messages. before: how many tokens the request has already. first:
+    a token that is put before them. Raises RefusedError for a prompt without tokens or with tokens of another
+    vocabulary, and if the request has more tokens than the limits allow, as soon as that is known.
     """
-    found = [np.empty(0, np.int64)]
-    count = before
+    found = [np.array([] if first is None else [first], np.int64)]
+    count = before + len(found[0])
     try:
         for part in _parts(vocab, prompt):
             if isinstance(part, str):

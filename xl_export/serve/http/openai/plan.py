@@ -203,9 +203,15 @@ def plan_of(body: CompletionBody, session: Session, limits: Limits) -> Plan:
     prompts: list[np.ndarray] = []
     tokens = 0
     for number, prompt in enumerate(listed):
-        found = encoding(vocab, prompt, what=f"prompt {number}", param="prompt", limits=limits, before=tokens)
-        if first is not None and isinstance(prompt, str):
-            found = np.insert(found, 0, first)
+        found = encoding(
+            vocab,
+            prompt,
+            what=f"prompt {number}",
+            param="prompt",
+            limits=limits,
+            before=tokens,
+            first=first if isinstance(prompt, str) else None,
+        )
         prompts.append(found)
         tokens += len(found)
     # Tokens in memory at once: prompts with log-probabilities, and choices that are not streamed.
