@@ -69,8 +69,8 @@ class MuonAdamW(torch.optim.Optimizer):
     def __init__(self, settings: OptimizerConfig, named: Sequence[tuple[str, nn.Parameter]]) -> None:
         if not hasattr(torch.optim, "Muon"):
             raise MissingPackageError(
-                f"optimizer.kind is muon, which needs PyTorch 2.9 or newer, and {torch.__version__} is installed; "
-                "run `pip install -U 'torch>=2.9'`, or give kind adamw."
+                f"optimizer.kind is muon, which needs PyTorch 2.9 or newer, and {torch.__version__} is "
+                "installed; run `pip install -U 'torch>=2.9'`, or give kind adamw."
             )
         matrices = [parameter for name, parameter in named if is_linear(name, parameter)]
         self.adamw = _adamw(settings, [pair for pair in named if not is_linear(*pair)])

@@ -287,17 +287,18 @@ def write_graphs(
 
 
 def in_halves_here(spec: Spec, run: Run, weights: Weights) -> OrtSession:
-    """A session on this machine's CPU over the step that `cuda.onnx` computes in fp16.
+    """A session on this machine's CPU over the step that `cuda.onnx` computes in fp16, with its roundings.
 
-    The operator for engines is in the place of its node, since a model holds that operator's body. Its
-    products and norms have inputs and outputs of the same types. Its memory is shift, because over a ring the
-    operator cannot compute a segment that passes the ring's end.
+    The operator for engines is in the place of its node, since a model holds that operator's body. Its memory
+    is shift, because over a ring the operator cannot compute a segment that passes the ring's end.
     """
     from xl_export.tensorrt.graph import tensorrt_graph
+    from xl_export.tensorrt.half import rounded
 
     spec = dataclasses.replace(spec, form="shift").completed()
+    graph = rounded(tensorrt_graph(spec, run.config.model, weights, attention="plugin"))
+    spec = dataclasses.replace(spec, precision="fp32", memory_precision="fp32").completed()
     with tempfile.TemporaryDirectory() as folder:
-        graph = tensorrt_graph(spec, run.config.model, weights, attention="plugin")
         save_model(graph, Path(folder))
         return OrtSession(spec, run.vocab, Path(folder) / GRAPH)
 

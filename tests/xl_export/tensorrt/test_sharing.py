@@ -59,7 +59,8 @@ def test_distances_and_masks_are_computed_once_with_the_same_answers(
 def test_a_mask_that_is_cast_from_integers_stays_a_mask() -> None:
     """As a traced module has it; the casts from halves are `to_half`'s."""
     text = """<ir_version: 10, opset_import: ["": 23]>
-    graph (float16[1,2,3,4] q, float16[1,2,3,4] k, float16[1,2,3,4] v, int64[3,3] seen) => (float[1,2,3,4] y) {
+    graph (float16[1,2,3,4] q, float16[1,2,3,4] k, float16[1,2,3,4] v, int64[3,3] seen)
+    => (float[1,2,3,4] y) {
         wide_q = Cast <to = 1> (q)
         wide_k = Cast <to = 1> (k)
         wide_v = Cast <to = 1> (v)
