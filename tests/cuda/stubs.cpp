@@ -416,8 +416,9 @@ int cublasSetMathMode(void*, int mode) { return math_mode = mode, 0; }
 int cublasSgemm_v2() { return multiply(0, 68); }
 int cublasSgemmBatched() { return multiply(0, 68); }
 int cublasSgemmStridedBatched() { return multiply(0, 68); }
-int cublasGemmEx(void*, int turn_a, int turn_b, int m, int n, int k, const float* alpha, const void* a, int type, int a_pitch, const void* b, int, int b_pitch,
+int cublasGemmEx(void* handle, int turn_a, int turn_b, int m, int n, int k, const float* alpha, const void* a, int type, int a_pitch, const void* b, int, int b_pitch,
                  const float* beta, void* c, int, int c_pitch, int compute, int) {
+  if (product_stream && !handle) return 1;  // the CPU provider has no handle, and sets no stream
   const int code = multiply(type, compute);
   const auto number = [](auto value) { return static_cast<uint64_t>(value); };
   const auto address = [](const void* pointer) { return reinterpret_cast<uint64_t>(pointer); };
