@@ -86,7 +86,8 @@ def export(
     - rule: how much the artefact remembers, and which keys are visible. None is the run's own evaluation
       rule.
     - target: the runtime of the graph: `onnxruntime`, `tensorrt` or `web`.
-    - precision, memory_precision: of the weights and of the memory. None is fp32, or fp16 for TensorRT.
+    - precision, memory_precision: of the weights and of the memory. None is fp32, or fp16 for TensorRT. With
+      `cuda.onnx` and weights in fp16, it is fp16 for memory too.
     - text: held-out text on which the loss of a lower precision is measured; None is the test text of the
       run, or one that the model draws.
     - rows, tokens: fix the sizes, as in `xl_export.trace`. The graph has plain operators that converters for
@@ -287,7 +288,10 @@ def write_graphs(
 
 
 def in_halves_here(spec: Spec, run: Run, weights: Weights) -> OrtSession:
-    """A session on this machine's CPU over the step that `cuda.onnx` computes in fp16, with its roundings.
+    """A session on this machine's CPU over the step that `cuda.onnx` computes in fp16.
+
+    The result of each operator is rounded to fp16. Nodes of `cuda.onnx` that do the work of several operators
+    round less often.
 
     The operator for engines is in the place of its node, since a model holds that operator's body. Its memory
     is shift, because over a ring the operator cannot compute a segment that passes the ring's end.

@@ -179,8 +179,8 @@ class CudaAttention : public Node {
     expect(mem_len() + length <= slots && slots * width <= INT32_MAX && length <= MOST_IN_A_GRID);
     expect(query.sizes[2] % 4 == 0 && query_at() + columns <= query.sizes[2]);
     expect(fresh.sizes[2] % 4 == 0 && std::max(key_at(), value_at()) + columns <= fresh.sizes[2]);
-    expect(length * fresh.sizes[2] <= INT32_MAX && batch * heads() * length <= INT32_MAX);
-    expect(table.sizes == Sizes({heads(), table.sizes[1], width}));
+    expect(length * std::max(query.sizes[2], fresh.sizes[2]) <= INT32_MAX && batch * heads() * length <= INT32_MAX);
+    expect(table.sizes == Sizes({heads(), table.sizes[1], width}) && columns * table.sizes[1] <= INT32_MAX);
     expect(bias.sizes == Sizes({heads(), 1, bias.sizes[2]}));
     expect(u.sizes == Sizes({heads(), 1, width}) && v.sizes == u.sizes);
     expect(!own_keys.data == !own_values.data);
