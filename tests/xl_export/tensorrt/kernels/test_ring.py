@@ -40,7 +40,7 @@ CASES: dict[str, tuple[dict[str, Any], list[int], int]] = {
 KERNELS = ("ring_attention", "ring_segment_attention")
 # The same for segments in tiles: of 64 queries and 32 keys in halves, of 32 and 16 in floats.
 SEGMENTS: dict[str, tuple[dict[str, Any], list[int], int]] = {
-    "two-tiles-of-queries": ({"first": [3, 1000], "M": 44, "BIAS_R": 50, "spare": 70, "K": 24}, [66, 3], 2),
+    "two-tiles-of-queries": ({"first": [3, 1000], "M": 33, "BIAS_R": 50, "spare": 70, "K": 24}, [66, 3], 2),
     "beginning-in-parts": ({"first": [-3, 2**31 - 5], "spare": 20, "BIAS_R": 1, "N": 37}, [20, 5], 3),
     "does-not-see-itself": ({"first": [-4, -(2**40), 1], "spare": 10, "nearest": 1, "H": 1}, [9], 1),
     "initial-vectors-full-mask": ({"first": [-3, 2**40], "spare": 20, "full": 1, "initial": True}, [18], 2),
