@@ -28,8 +28,8 @@ namespace xl {
 /// The product of cuBLAS, which ONNX Runtime's CUDA provider has loaded.
 class Cublas {
  public:
-  static Cublas& get() {
-    static Cublas library;
+  static Cublas& get(const OrtApi& ort) {
+    static Cublas library(ort);
     return library;
   }
 
@@ -49,8 +49,14 @@ class Cublas {
   using Gemm = int (*)(void*, int, int, int, int, int, const void*, const void*, int, int, const void*, int, int,
                        const void*, void*, int, int, int, int);
 
-  Cublas() {
-    for (const char* name : {"libcublas.so.13", "libcublas.so.12"})
+  explicit Cublas(const OrtApi& ort) {
+    // The one of the provider, which is next to ONNX Runtime: PyTorch may have loaded another release, and its functions
+    // do not know the provider's handle.
+    Dl_info runtime{};
+    dladdr(reinterpret_cast<const void*>(ort.CreateStatus), &runtime);
+    const std::string file = runtime.dli_fname ? runtime.dli_fname : "";
+    const std::string provider = file.substr(0, file.rfind('/') + 1) + "libonnxruntime_providers_cuda.so";
+    for (const char* name : {provider.c_str(), "libcublas.so.13", "libcublas.so.12"})
       if (void* library = gemm_ ? nullptr : dlopen(name, RTLD_NOW | RTLD_NOLOAD))
         gemm_ = reinterpret_cast<Gemm>(dlsym(library, "cublasGemmEx"));
     if (!gemm_) throw std::runtime_error("ONNX Runtime has loaded no cuBLAS of CUDA 12 or 13");
@@ -69,7 +75,7 @@ class CudaProduct : public Node {
   static bool has_any_type(size_t) { return true; }
 
   CudaProduct(const OrtApi& ort, const OrtKernelInfo* info)
-      : Node(ort, info), driver_(CudaDriver::get()), cublas_(Cublas::get()) {
+      : Node(ort, info), driver_(CudaDriver::get()), cublas_(Cublas::get(ort)) {
     relu_ = attribute(info, "relu") != 0;
     epsilon_ = attribute(info, "epsilon", 0);
     for (const ProductKernel& kernel : PRODUCT_KERNELS)
