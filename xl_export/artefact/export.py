@@ -296,8 +296,8 @@ def in_halves_here(spec: Spec, run: Run, weights: Weights) -> OrtSession:
     The operator for engines is in the place of its node, since a model holds that operator's body. Its memory
     is shift, because over a ring the operator cannot compute a segment that passes the ring's end.
     """
+    from xl_export.graph.half import rounded
     from xl_export.tensorrt.graph import tensorrt_graph
-    from xl_export.tensorrt.half import rounded
 
     spec = dataclasses.replace(spec, form="shift").completed()
     graph = rounded(tensorrt_graph(spec, run.config.model, weights, attention="plugin"))

@@ -299,7 +299,7 @@ class TracedGraphs:
             graph = self.traces[key].clone()
             if spec.target == "tensorrt":
                 if spec.precision != "fp32":
-                    from xl_export.tensorrt.half import to_half
+                    from xl_export.graph.half import to_half
 
                     graph = to_half(graph, {x.name: TYPES[x.dtype] for x in (*spec.inputs, *spec.outputs)})
             elif spec.precision != "fp32":

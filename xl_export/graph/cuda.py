@@ -17,13 +17,13 @@ from runtimes.base.errors import ConfigError
 from runtimes.contract.spec import Spec
 from trainer.model.config import ModelConfig
 from xl_export.graph.fused_cpu import ATTENTION, DOMAIN, FusedStepGraph
+from xl_export.graph.half import HALF, to_half
 from xl_export.graph.head import output_weights
 from xl_export.graph.layers import Weights
 from xl_export.graph.memory import Group
 from xl_export.graph.ops import TYPES
 from xl_export.graph.persistent import persistent_constants
 from xl_export.graph.quantise import lowered
-from xl_export.tensorrt.half import HALF, to_half
 
 MAX_HEAD_WIDTH = 128  # heads of the kernels
 

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from runtimes.contract.engine import Attention
 from runtimes.contract.spec import Spec
 from trainer.model.config import ModelConfig
+from xl_export.graph.half import to_half
 from xl_export.graph.head import selected_densely
 from xl_export.graph.layers import Weights
 from xl_export.graph.memory import Group
@@ -23,7 +24,6 @@ from xl_export.graph.ops import TYPES
 from xl_export.graph.persistent import persistent_tables
 from xl_export.graph.qdq import FORMATS, dequantised
 from xl_export.graph.step import StepGraph
-from xl_export.tensorrt.half import to_half
 from xl_export.tensorrt.operator import DOMAIN, NAME, RING_NAME, VERSION, Attributes, function_body
 
 

@@ -121,8 +121,8 @@ def test_a_graph_wrong_in_the_mean_is_not_written(
 
 def test_one_weight_in_both_types_has_two_names() -> None:
     """The pass on a graph of its own: a constant that a product and a statistic share."""
+    from xl_export.graph.half import to_half
     from xl_export.graph.ops import Ops
-    from xl_export.tensorrt.half import to_half
 
     op = Ops()
     x = ir.val("x", dtype=ir.DataType.FLOAT, shape=ir.Shape([2, 3]))
