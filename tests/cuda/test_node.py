@@ -188,6 +188,7 @@ def test_keys_of_tokens_are_divided_among_the_programs_that_run_at_once(
         ("float32", 1, 128, 4, 15, H100),  # 480 programs
         ("float32", 8, 128, 4, 2, H100),  # 512 programs
         ("float32", 32, 128, 4, 1, H100),
+        ("float32", 64, 2, 1, 1, H100),  # two tokens, of enough streams
         ("float16", 1, 128, 2, 3, RTX_4060),  # 48 programs
         ("float32", 1, 16, 1, 6, RTX_4060),  # 48, since only two fit into shared memory
     ],
