@@ -56,9 +56,9 @@ class ExportOptions:
             "--attention-as",
             "node: one operator for the attention of a layer. With --target tensorrt (the default there) "
             "`xl-export build` replaces it by standard operators or by the Triton kernels; otherwise a "
-            "second graph, cuda.onnx, launches one kernel per layer on the device cuda. operators: ONNX "
-            "Attention, with --target tensorrt only; TensorRT has fused kernels for it, which add in "
-            "float16.",
+            "second graph, cuda.onnx, launches one kernel for each attention on the device cuda. operators: "
+            "ONNX Attention, with --target tensorrt only; from 11.3 on, TensorRT has fused kernels for it "
+            "that add in float32.",
         ),
     ] = None
     precision: Annotated[

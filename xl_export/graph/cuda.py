@@ -43,7 +43,9 @@ def refuse_unfit(spec: Spec, config: ModelConfig) -> None:
     }
     for fault, holds in faults.items():
         if holds:
-            raise ConfigError(f"attention as one node is not possible: {fault}; leave out --attention-as.")
+            raise ConfigError(
+                f"attention as one node is not possible: {fault}; change that, or leave out --attention-as."
+            )
 
 
 def cuda_graph(spec: Spec, config: ModelConfig, weights: Weights) -> ir.Model:

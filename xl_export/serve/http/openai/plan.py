@@ -221,7 +221,7 @@ def plan_of(body: CompletionBody, session: Session, limits: Limits) -> Plan:
     sampling = sampling_params_of(body, session, max_tokens) if max_tokens else None
     texts = [""] * len(listed)
     for number, prompt in enumerate(listed if echo else ()):
-        if isinstance(prompt, str):
+        if isinstance(prompt, str) and first is None:
             texts[number] = prompt
         else:
             texts[number] = "".join(token_texts(vocab, prompts[number].tolist()))
