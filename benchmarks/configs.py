@@ -40,7 +40,7 @@ CONFIGS = {
             model=ModelConfig(layers=3, d_model=128, heads=4, head_dim=32, d_ff=512, vocab_size=256),
         ),
         BenchmarkConfig(
-            name="tales",  # the model in `examples/stories/tales`
+            name="tales",  # 2.2 million parameters
             segment=128,
             mem_len=224,
             lengths=(224,),
