@@ -23,7 +23,7 @@ PROGRAMS = {".py": "python", ".cpp": "cpp"}
 DEMO_MARK = "<!-- the demo of this site -->"
 DEMO = (TOP / "examples" / "stories" / "tales", TOP / "examples" / "music" / "chorales")
 ABOUT = (
-    "A small model has read 43 old books of tales, and writes its own; another one writes chorales for four "
+    "A small model has read 67 old books of tales, and writes its own; another one writes chorales for four "
     "voices. Memory and speed stay the same, however long they write."
 )
 OPENINGS = (

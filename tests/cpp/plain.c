@@ -63,7 +63,8 @@ int main(int count, char **arguments) {
   if (xl_predict(session, three, fed, 1, answers) < 0 || xl_predict(session, loaded, fed, 1, again) < 0) return 21;
   if (memcmp(answers, again, sizeof(float) * (size_t)(3 * vocabulary)) != 0) return 22;
 
-  xl_generate_options options = {.max_tokens = 100, .top_p = 1, .repetition_penalty = 1};
+  xl_generate_options options = xl_default_options(session);
+  options.temperature = 0;
   int left = 12;
   fputs(prompt, stdout);
   if (xl_generate(session, memory, tokens, length, &options, each, &left) < 0 || left != 0) return 23;

@@ -40,7 +40,7 @@ def test_the_trained_models_write_and_play_without_pytorch(
     # The titles say with which seeds the texts can be written again.
     seeds = re.findall(r"^== (a trained model writes|a story|music): .*\bseed (\d+)\b", ended.stderr, re.M)
     assert [step for step, _ in seeds] == ["a trained model writes", "a story", "music"]
-    assert "(seed 41, temperature 0.8, top-k 40, top-p 0.9)" in ended.stderr
+    assert "(seed 2, temperature 0.9, top-k 40, top-p 0.8, repetition-penalty 1.1)" in ended.stderr
     for name in ("story.txt", "music.mid", "music.wav"):
         with open(tmp_path / "demo" / name, "ab") as stream:
             stream.write(b"later")
