@@ -336,6 +336,17 @@ def test_a_text_begins_with_an_opening_of_the_owner(
         assert page.text("why").startswith("The model has written ")
 
 
+def test_a_long_text_is_shown_from_its_beginning_and_continues_in_view(open_page) -> None:
+    page = open_page(link=urlencode({"text": "abc\n" * 80, "tokens": 1}))
+    below = "(({ scrollHeight, scrollTop, clientHeight }) => scrollHeight - scrollTop - clientHeight)(scroll)"
+    below = f"(() => {{ const scroll = document.getElementById('scroll'); return {below}; }})()"
+    assert page.do("document.getElementById('scroll').scrollTop") == 0
+    assert page.do(below) > 48
+    page.page.click("#go")
+    page.until("!page.work.running")
+    assert page.do(below) <= 1
+
+
 def test_a_text_that_ends_before_its_first_word_begins_again(page: Page) -> None:
     page.do(
         """(() => {

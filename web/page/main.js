@@ -110,6 +110,7 @@ function checking(backEnd, work) {
     result.hidden = false;
     result.className = "result";
     result.textContent = "Checking…";
+    result.scrollIntoView({ block: "nearest" }); // on a phone the button is far below it
     const { passed, sentence, seconds } = await backEnd.check();
     result.classList.toggle("failed", !passed);
     const verdict = `This device computes ${passed ? "correctly" : "WRONG answers"}`;

@@ -45,7 +45,7 @@ export class TextView {
     if (added) area.setRangeText(added, end, end, "preserve");
     if (atEnd) area.setSelectionRange(area.value.length, area.value.length);
     this.length = stream.text.length;
-    if (follows) this.scroll.scrollTop = this.scroll.scrollHeight;
+    if (follows) this.toEnd();
   }
 
   /**
@@ -74,7 +74,12 @@ export class TextView {
     const follows = this.#follows;
     this.why.textContent = reason;
     this.why.hidden = !reason;
-    if (follows) this.scroll.scrollTop = this.scroll.scrollHeight;
+    if (follows) this.toEnd();
+  }
+
+  /** Shows the end of the text, which then stays in view. */
+  toEnd() {
+    this.scroll.scrollTop = this.scroll.scrollHeight;
   }
 
   /** Whether the end of the text is in view, and shall stay there. */

@@ -111,7 +111,10 @@ export class TextWork {
   /** Continues the text, or stops. */
   async toggle() {
     if (this.running) await this.stop();
-    else await this.go({});
+    else {
+      this.view.toEnd();
+      await this.go({});
+    }
   }
 
   /** Continues the text. @param {any} given settings that replace the page's */
