@@ -180,3 +180,14 @@ def test_tensors_that_do_not_fit_are_refused(
     with pytest.raises(Exception, match="do not fit together"):
         node.session.run(io)
     assert launches == []
+
+
+@pytest.mark.parametrize(("K", "dtype"), [(6, "float32"), (12, "float16")])
+def test_a_row_of_weights_that_does_not_end_at_16_bytes_is_refused(
+    K: int, dtype: str, library: Path, launches: list[Sizes], stubs: Stubs
+) -> None:
+    node = Product(K, 5, (), dtype, library)
+    io, _ = node.bind(node.inputs(1, 1), stubs)
+    with pytest.raises(Exception, match="do not fit together"):
+        node.session.run(io)
+    assert launches == []
